@@ -162,7 +162,8 @@ class EngineHarness:
             config, max_running=max(rows, 1), max_prompt_share=1.0, speculate="off", disk=None
         )
         layout = opened.loaded.layout
-        row_tokens = min(row_tokens, config.max_model_len or opened.loaded.max_context_tokens)
+        longest = config.max_model_len or opened.loaded.max_context_tokens
+        row_tokens = min(row_tokens, longest or row_tokens)
         config = replace(config, kv_cache_bytes=_kv_bytes(config, layout, rows, row_tokens))
         backend = assembly.assemble_opened(
             config, opened, load_blas(), lambda line: None, start_compiler()
@@ -272,7 +273,7 @@ def model_facts(config: EngineConfig) -> Figures:
         "windows": ", ".join(map(str, layout.windows)),
         "states": len(layout.states),
         "query_heads": loaded.query_heads,
-        "context_tokens": loaded.max_context_tokens,
+        "context_tokens": loaded.max_context_tokens or "not stated",
         "vocabulary": layout.vocab_size,
     }
 

@@ -20,7 +20,7 @@ from engine.drafts.policy import DraftPolicy
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
 from engine.grammar.stage import Answers, GrammarStage
 from engine.grammar.state import GrammarPlan
-from engine.mlx_backend.assembly import attentions
+from engine.mlx_backend.assembly import UNSTATED_TOKENS, attentions
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
@@ -171,7 +171,7 @@ class OfflineDaemon:
         self.store = new_store(served, room, BlockPool(room.n_blocks), disk is not None)
         self._limits = Limits(
             vocab_size,
-            served.loaded.max_context_tokens,
+            served.loaded.max_context_tokens or UNSTATED_TOKENS,
             room.n_blocks * room.block_size,
             room.max_running,
             64,

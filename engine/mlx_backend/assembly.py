@@ -40,6 +40,7 @@ from engine.mlx_backend.loading.workspace import (
     attention_workspace,
 )
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
+from engine.mlx_backend.model.patches import rope_digest
 from engine.mlx_backend.model.views import Attention, RowByRowAttention, gathered_padding_keys
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
@@ -48,6 +49,9 @@ from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.settings import DEMO_NAME, EngineConfig
 from engine.values.stats import MachineReport, ModelMemory, readable_bytes
 from kvstore.sizes import StorageSizes
+
+UNSTATED_TOKENS = 1 << 20
+"""The longest context of a model whose files state none, where memory allows as much."""
 
 FIRST_SHARE = 8
 """On a Mac the KV cache begins with an eighth of its memory, and grows."""
@@ -68,10 +72,11 @@ class OpenedModel:
         ModelError for a longer one than the model can have.
         """
         loaded, layout = self.loaded, self.loaded.layout
-        if (config.max_model_len or 0) > loaded.max_context_tokens:
+        longest, wanted = loaded.max_context_tokens, config.max_model_len
+        if longest is not None and wanted is not None and wanted > longest:
             raise ModelError(
-                f"max_model_len of {config.max_model_len:,} tokens is more than the model's "
-                f"context, {loaded.max_context_tokens:,}: lower it, or leave it unset"
+                f"max_model_len of {wanted:,} tokens is more than the model's context, "
+                f"{longest:,}: lower it, or leave it unset"
             )
         plan = MemoryPlan(
             config=config,
@@ -87,10 +92,10 @@ class OpenedModel:
                 self.machine.fused,
             ),
             vocab_size=layout.vocab_size,
-            context_tokens=config.max_model_len or loaded.max_context_tokens,
+            context_tokens=wanted or longest or UNSTATED_TOKENS,
             check_bytes=max(check_bytes(layout), format_check_bytes(layout)),
         )
-        return plan if config.max_model_len else plan.fitting()
+        return plan if wanted else plan.fitting()
 
 
 def open_configured(config: EngineConfig) -> OpenedModel:
@@ -127,7 +132,7 @@ def assemble_opened(
     """
     loaded, layout = opened.loaded, opened.loaded.layout
     plan = opened.plan(config)
-    host.limit_allocator(opened.used_bytes + opened.machine.most_bytes, plan.cache_limit_bytes)
+    _limit_allocator(opened, plan)
     read_weights(loaded, report)
     problem = "" if compiler is None else compiler.problem()
     if problem:
@@ -143,15 +148,11 @@ def assemble_opened(
     first_blocks = plan.sizes.n_blocks // FIRST_SHARE if is_shared else None
     report(f"filling the KV cache with zeros, {readable_bytes(plan.stored.arenas)}…")
     storage = Storage(layout, plan.sizes, config.block_size, first_blocks)
-    for line in _inventory(plan, storage):
+    for line in (*_inventory(plan, storage), *_context(config, loaded, plan)):
         report(line)
-    context_tokens = plan.context_tokens
-    if context_tokens < loaded.max_context_tokens and config.max_model_len is None:
-        report(
-            f"context: {context_tokens:,} of {loaded.max_context_tokens:,} tokens fit into memory; "
-            "max_model_len sets another"
-        )
-    model = CachedModel(loaded.model, layout, storage, execution, plan.most_keys, context_tokens)
+    model = CachedModel(
+        loaded.model, layout, storage, execution, plan.most_keys, plan.context_tokens
+    )
     sampling = SamplingDefaults()
     if config.generation_config != "none":
         sampling = sampling_defaults(opened.checkpoint, report)
@@ -184,7 +185,8 @@ def assemble_opened(
         sizes=plan.sizes,
         bytes=plan.stored,
         kv_format=storage.kv_format,
-        software=f"mlx={metadata.version('mlx')} mlx-lm={metadata.version('mlx-lm')}",
+        software=f"mlx={metadata.version('mlx')} mlx-lm={metadata.version('mlx-lm')} "
+        f"rope={rope_digest()}",
         part_bytes=storage.part_bytes,
         memory=meter.stats,
         decode=decode.stats,
@@ -326,6 +328,25 @@ def attentions(name: str, loaded: LoadedModel) -> tuple[Attention, ...]:
     kind = RowByRowAttention if not is_cpu and mx.cuda.is_available() else Attention
     gather = kind(gathered_padding_keys(loaded.weight_bytes, key_bytes))
     return (CascadeAttention(), gather) if is_cpu and name != "gather" else (gather,)
+
+
+def _limit_allocator(opened: OpenedModel, plan: MemoryPlan) -> None:
+    host.limit_allocator(opened.used_bytes + opened.machine.most_bytes, plan.cache_limit_bytes)
+
+
+def _context(config: EngineConfig, loaded: LoadedModel, plan: MemoryPlan) -> Iterator[str]:
+    """A line for the log where the context is neither the model's nor set."""
+    context_tokens, longest = plan.context_tokens, loaded.max_context_tokens
+    if config.max_model_len is None and longest is None:
+        yield (
+            f"context: {context_tokens:,} tokens, since the model's files state no length; "
+            "max_model_len sets another"
+        )
+    elif config.max_model_len is None and longest is not None and context_tokens < longest:
+        yield (
+            f"context: {context_tokens:,} of {longest:,} tokens fit into memory; "
+            "max_model_len sets another"
+        )
 
 
 def _inventory(plan: MemoryPlan, storage: Storage) -> Iterator[str]:

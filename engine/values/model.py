@@ -102,7 +102,9 @@ class ModelCard:
         ),
     ]
     vocab_size: int
-    model_context_tokens: Annotated[int, Fact("The longest context that the checkpoint supports.")]
+    model_context_tokens: Annotated[
+        int | None, Fact("The longest context that the checkpoint supports, if its files state it.")
+    ]
     max_context_tokens: Annotated[
         int,
         Fact("The model's context, or `max_model_len` or what fits into memory if that is less."),

@@ -106,8 +106,9 @@ def machine_table(report: MachineReport) -> RenderableType:
         ("model", card.name),
     ]
     context = f"{card.max_context_tokens:,} tokens"
-    if card.max_context_tokens < card.model_context_tokens:
-        context += f" of the model's {card.model_context_tokens:,}"
+    longest = card.model_context_tokens
+    if longest is not None and card.max_context_tokens < longest:
+        context += f" of the model's {longest:,}"
     kv_cache = f"holds {card.arena_tokens:,} tokens, {card.kv_format}"
     rows += [("KV cache", kv_cache), ("context", context)]
     rows += [(line.label, line.text) for line in fact_lines(card)]

@@ -82,19 +82,30 @@ def test_what_a_forward_costs_in_keys_follows_the_model_s_size() -> None:
     [
         ({"max_position_embeddings": 2048}, 2048),
         ({"text_config": {"max_position_embeddings": 1024}}, 1024),
-        ({"text_config": None}, 4096),
+        ({"text_config": None}, None),
+        ({}, None),
         ({"text_config": None, "n_positions": 512}, 512),
-        ({"text_config": "none"}, 4096),
-        ({"text_config": [1]}, 4096),
+        ({"text_config": "none"}, None),
+        ({"text_config": [1]}, None),
+        ({"llm_config": {"max_position_embeddings": 131072}}, 131072),
+        ({"language_config": {"max_position_embeddings": 131072}}, 131072),
+        ({"max_position_embeddings": 1e6}, 1_000_000),
+        ({"max_position_embeddings": "32768"}, 32768),
+        ({"text_config": {"max_position_embeddings": "1e6"}}, 1_000_000),
+        ({"max_position_embeddings": True}, None),
+        ({"max_position_embeddings": -1, "n_positions": 64}, 64),
+        ({"max_position_embeddings": "long", "n_positions": 64}, 64),
+        ({"model_max_length": int(1e30)}, None),
+        ({"max_position_embeddings": float("inf"), "seq_length": float("nan")}, None),
         ({"n_positions": 512}, 512),
         ({"max_seq_len": 32768}, 32768),
         ({"max_context_length": 2048}, 2048),
         ({"model_max_length": 1 << 20}, 1 << 20),
         ({"max_position_embeddings": 8192, "model_max_length": 131072}, 8192),
-        ({"max_position_embeddings": None}, 4096),
+        ({"max_position_embeddings": None}, None),
     ],
 )
-def test_context_length(config: dict[str, object], tokens: int) -> None:
+def test_context_length(config: dict[str, object], tokens: int | None) -> None:
     assert max_context_tokens(config) == tokens
 
 

@@ -11,7 +11,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine.api import ModelError
-from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT, Checkpoint
+from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT, FILES, Checkpoint, checked
+from engine.mlx_backend.loading.loader import open_model
 from engine.mlx_backend.loading.locate import find_checkpoint, open_checkpoint
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import TemplateKind
@@ -55,6 +56,16 @@ def with_several_files(directory: Path) -> None:
     (directory / "additional_chat_templates/tool_use.jinja").write_text("for tools", "utf-8")
 
 
+def with_a_file_and_the_processors(directory: Path) -> None:
+    with_a_file(directory)
+    with_the_processors_template(directory)
+
+
+def with_the_processors_template(directory: Path) -> None:
+    content = json.dumps({"chat_template": "{{ messages[0].content }}, from the processor"})
+    (directory / "chat_template.json").write_text(content, "utf-8")
+
+
 def with_tokens_of_the_config(directory: Path) -> None:
     token = {"content": "<think>", "special": False}
     change(directory / "tokenizer_config.json", added_tokens_decoder={"1023": token})
@@ -68,6 +79,7 @@ def with_tokens_of_the_config(directory: Path) -> None:
         with_named_templates,
         with_a_file,
         with_several_files,
+        with_a_file_and_the_processors,
         with_tokens_of_the_config,
     ],
 )
@@ -80,6 +92,27 @@ def test_template_and_added_tokens_are_those_of_the_tokenizer(
     checkpoint = open_checkpoint(str(directory))
     assert checkpoint.chat_template == tokenizer.chat_template
     assert set(tokenizer.added_tokens) == checkpoint.added_tokens
+
+
+def test_the_template_may_be_the_processors_alone(directory: Path) -> None:
+    """transformers reads chat_template.json for a processor only, and chats had no template."""
+    without_a_template(directory)
+    with_the_processors_template(directory)
+    loaded = open_model(directory, 1 << 40)
+    tokenizer = CheckpointTokenizer(loaded.tokenizer._tokenizer, TemplateKind(), 100)
+    assert tokenizer.chat_template == open_checkpoint(str(directory)).chat_template
+    text = tokenizer.decode(tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]))
+    assert text == "hi, from the processor"
+    (directory / "chat_template.json").write_text("[]", "utf-8")
+    with pytest.raises(ModelError, match=r"chat_template\.json is not a JSON object"):
+        open_model(directory, 1 << 40)
+
+
+def test_a_tokenizer_may_be_made_of_tiktoken_model(directory: Path) -> None:
+    """Kimi's. mlx-lm fetches it."""
+    (directory / "tokenizer.json").rename(directory / "tiktoken.model")
+    assert checked(directory) == directory
+    assert "tiktoken.model" in FILES
 
 
 def test_a_template_may_be_one_of_mlx_lms(directory: Path) -> None:

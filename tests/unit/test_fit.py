@@ -1,5 +1,6 @@
 """What fits into memory, and what is said where it does not."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +31,7 @@ from engine.values.settings import EngineConfig
 from engine.values.stats import ModelMemory
 from kvstore.sizes import StateCounts
 from kvstore.window import lease_slots
-from tests.checkpoints import SHALLOW, write_family
+from tests.checkpoints import FAMILIES, SHALLOW, write_family
 
 GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10
 CONFIG = EngineConfig(model="", max_running=4, decode="eager")
@@ -427,6 +428,23 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
         return limits[-1], backend.memory().model
 
     return load
+
+
+@pytest.mark.parametrize("family", ["mamba2", "rwkv7", "llama"])
+def test_where_the_files_state_no_length_memory_and_the_user_decide(
+    family: str, tmp_path: Path
+) -> None:
+    checkpoint = write_family(FAMILIES[family], tmp_path)
+    config = json.loads((checkpoint / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    settings = EngineConfig(str(checkpoint), max_running=4, decode="eager")
+    opened = assembly.open_checkpoint(settings, checkpoint)
+    assert opened.loaded.max_context_tokens is None
+    plan = opened.plan(settings)
+    assert 4096 < plan.context_tokens <= assembly.UNSTATED_TOKENS
+    assert plan.arena_tokens > 4096
+    assert opened.plan(replace(settings, max_model_len=32_768)).context_tokens == 32_768
 
 
 @pytest.mark.parametrize("device", FAKES)

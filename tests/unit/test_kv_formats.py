@@ -5,18 +5,22 @@ import numpy as np
 import pytest
 
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.kv import formats
+from engine.mlx_backend.kv import formats, states
 from engine.mlx_backend.kv import shape as shape_module
 from engine.mlx_backend.kv.arena import Arena
 from engine.mlx_backend.kv.formats import is_rotatable
 from engine.mlx_backend.kv.shape import LayerShape
+from engine.mlx_backend.kv.states import ArrayShape
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.format_check import compare
-from engine.mlx_backend.model.layout import KVCacheSpec, Layout
+from engine.mlx_backend.model import patches
+from engine.mlx_backend.model.layout import KVCacheSpec, Layout, StateSpec
+from engine.mlx_backend.model.patches import rope_digest
 from engine.mlx_backend.model.rows import RowGroup, TokenSpan
 from engine.values.settings import KVFormat
+from kvstore import sizes
 from kvstore.ops import CopyBlock, FillBlock, ReadBlock
-from kvstore.sizes import StorageSizes
+from kvstore.sizes import StateCounts, StorageSizes
 from kvstore.types import BlockId
 from tests.devices import DEVICE, is_cpu
 
@@ -230,7 +234,7 @@ def name_of(of: LayerShape, block_size: int = 4) -> str:
 
 
 def test_the_bytes_of_another_format_have_another_name() -> None:
-    names = {name_of(shape(format)) for format in ALL}
+    names = {name_of(shape(format)).split(" code=")[0] for format in ALL}
     assert len(names) == len(ALL)
     assert "kv1 block=4 full=1*2x64float32+64float32 state=" in names
     order = " by channel" if is_cpu(DEVICE) else ""
@@ -254,6 +258,51 @@ def test_bytes_that_mean_something_else_have_another_name(
             patched.setattr(module, name, value)
             names.append(name_of(shape(format)))
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("format", QUANTIZED)
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [
+        (mx, "round", lambda numbers: mx.floor(numbers + 0.49)),
+        (mx, "hadamard_transform", lambda vectors: -vectors),
+        (formats.Codec, "zero", 100),
+    ],
+)
+def test_what_other_code_stores_has_another_name(
+    format: KVFormat, monkeypatch: pytest.MonkeyPatch, place: object, name: str, value: object
+) -> None:
+    before = name_of(shape(format))
+    assert name_of(shape(format)) == before
+    monkeypatch.setattr(place, name, value)
+    assert name_of(shape(format)) != before
+
+
+def test_states_that_are_rounded_in_another_way_have_another_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def named() -> str:
+        own, saved = (ArrayShape((4, 8), dtype) for dtype in (mx.float32, mx.float16))
+        layout = Layout((StateSpec((own,), (saved,)),), mx.float32, 10)
+        return Storage(layout, StorageSizes(2, (), StateCounts(1, 1)), 4).kv_format
+
+    before = named()
+    assert named() == before
+    with monkeypatch.context() as patched:
+        patched.setattr(states, "_as_type", lambda array, dtype: (array * 0.999).astype(dtype))
+        assert named() != before
+    with monkeypatch.context() as patched:
+        patched.setattr(sizes, "CHECKPOINT_TOKENS", 256)
+        assert named() != before
+
+
+def test_keys_that_are_rotated_in_another_way_are_other_software(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = rope_digest()
+    assert rope_digest() == before
+    monkeypatch.setattr(patches, "_inverse_frequencies", lambda dims, *_: mx.ones(dims // 2))
+    assert rope_digest() != before
 
 
 @pytest.mark.parametrize("format", ALL)

@@ -1,11 +1,14 @@
 """The arrays of all groups of the store: an arena for each kind of block, and the states."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby, islice
+from functools import cached_property
+from itertools import chain, groupby, islice
 from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
+from blake3 import blake3
 
 from engine.core.step import StepPlan
 from engine.mlx_backend.kv.arena import Arena, ArenaError
@@ -25,8 +28,8 @@ from kvstore.ops import (
     RoundState,
     StorageOp,
 )
-from kvstore.sizes import StateCounts, StorageSizes
-from kvstore.types import BlockId
+from kvstore.sizes import StateCounts, StorageSizes, checkpoint_interval
+from kvstore.types import BlockId, SlotId
 
 FORMAT = "kv1"
 
@@ -133,16 +136,52 @@ def _describe_layers(layers: Iterable[LayerShape]) -> str:
     return _describe(layers, text)
 
 
+def _fixed_numbers(*shape: int) -> mx.array:
+    """Numbers between -1 and 1 that are the same everywhere, float32."""
+    numbers = np.arange(1, 1 + math.prod(shape), dtype=np.uint32) * np.uint32(2_654_435_761)
+    return mx.array((numbers >> 8).astype(np.float32) / (1 << 23) - 1).reshape(shape)
+
+
+def _code_digest(layout: Layout, block_size: int) -> str:
+    """16 digits that depend on how this code, on this device, stores fixed vectors and states. What
+    other code has rounded or rotated in another way gets another name by it.
+    """
+    digest, stored = blake3(), list[mx.array]()
+    for shape in dict.fromkeys(chain(layout.full_layers, *map(layout.layers_of, layout.windows))):
+        arena = Arena([shape], 1, block_size)
+        vectors = (
+            _fixed_numbers(1, shape.kv_heads, block_size, dim).astype(dtype)
+            for dim, dtype in shape.vectors
+        )
+        slots = arena.slot_mapping(
+            mx.zeros(block_size, mx.int32), mx.arange(block_size), shape.heads
+        )
+        arena.layers[0].write(slots, *vectors)
+        stored += arena.contents([BlockId(0)], [block_size])[0]
+    states = StateArena(layout.states, layout.saved_states, StateCounts(1, 0))
+    states.write(
+        [SlotId(0)], [_fixed_numbers(1, *it.shape).astype(it.dtype) for it in states.shapes]
+    )
+    for array in (*stored, *states.read_saved([SlotId(0)])):
+        digest.update(bytes(mx.contiguous(array).reshape(-1).view(mx.uint8)))
+    return digest.hexdigest(length=8)
+
+
 def _kv_format(layout: Layout, block_size: int) -> str:
-    """Names the layout of the bytes; `state=2*16x64float32` is two arrays of a state."""
+    """Names the layout of the bytes and the code that makes them; `state=2*16x64float32 every 512`
+    is two arrays of a state, rounded after each 512 tokens.
+    """
     states = _describe(
         layout.saved_states, lambda one: "x".join(map(str, one.shape)) + dtype_name(one.dtype)
     )
+    is_rounded = layout.saved_states != layout.states
+    every = f" every {checkpoint_interval(block_size)}" if is_rounded else ""
     return " ".join(
         [
             f"{FORMAT} block={block_size} full={_describe_layers(layout.full_layers)}",
             *(f"window{n}={_describe_layers(layout.layers_of(n))}" for n in layout.windows),
-            f"state={states}",
+            f"state={states}{every}",
+            f"code={_code_digest(layout, block_size)}",
         ]
     )
 
@@ -172,7 +211,8 @@ class Storage:
     """`full` holds logical blocks; `windows` and `states` are in the order of the store's groups.
 
     Layers of a kind that the model does not have take no memory. `kv_format` names the layout of
-    the bytes that `read` returns: storages of equal format can fill in each other's. `part_bytes`:
+    the bytes that `read` returns, and what computes them: storages of equal format can fill in each
+    other's. `part_bytes`:
     of a block, of each window's block, of a state.
     """
 
@@ -191,13 +231,17 @@ class Storage:
         self.states = StateArena(
             layout.states, layout.saved_states, sizes.states or StateCounts(0, 0)
         )
+        self._layout = layout
         self._last_block = -1  # of those that steps have written to, while the arena grows
-        self.kv_format = _kv_format(layout, block_size)
         self.part_bytes = (
             block_bytes(layout.full_layers, block_size),
             *(block_bytes(layout.layers_of(window), block_size) for window in layout.windows),
             state_bytes(layout.saved_states),
         )
+
+    @cached_property
+    def kv_format(self) -> str:
+        return _kv_format(self._layout, self.full.block_size)
 
     def has_room_for(self, plan: StepPlan) -> bool:
         """Whether memory has been taken for all blocks that a plan writes."""

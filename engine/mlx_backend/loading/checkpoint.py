@@ -30,8 +30,9 @@ DEFAULT_CHECKPOINT = Path(__file__).parents[2] / "demo_model"
 """The embedded default: the demonstration model, which `tools/train_demo_model.py` trains."""
 
 WEIGHTS = "model*.safetensors"  # other files may hold the same weights in another form
-FILES = ["*.json", WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.json")
+_VOCABULARIES = ("tokenizer.model", "*.tiktoken", "tiktoken.model")
+FILES = ["*.json", WEIGHTS, *_VOCABULARIES, "*.txt", "*.jsonl", "*.jinja"]
+_TOKENIZERS = ("tokenizer.json", *_VOCABULARIES, "vocab.json")
 """The files that transformers makes a tokenizer of. Without any of them it makes an empty one,
 silently.
 """
@@ -214,7 +215,12 @@ _CONTEXT_KEYS = (
     "model_max_length",  # Kimi Linear
 )
 _DIMENSION_KEYS = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
-_DEFAULT_CONTEXT_TOKENS = 4096
+_TEXT_MODELS = ("text_config", "llm_config", "language_config")
+"""Where a config.json has the fields of its text model, if not at the top."""
+
+_MOST_STATED = 1 << 31
+"""A larger number is a way to write that there is no limit."""
+
 _DEFAULT_GROUP_SIZE = 64  # MLX's
 
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
@@ -269,7 +275,8 @@ class Checkpoint:
         return datetime.fromtimestamp((self._directory / "config.json").stat().st_mtime, UTC)
 
     @property
-    def max_context_tokens(self) -> int:
+    def max_context_tokens(self) -> int | None:
+        """None where config.json states no length."""
         return max_context_tokens(self.config)
 
     @property
@@ -307,7 +314,16 @@ class Checkpoint:
                     texts = [str(one.get("template", "")) for one in named]
                 case dict(named):
                     texts = list(map(str, named.values()))
-        return "\n".join(texts)
+        return "\n".join(texts) or self.processor_template
+
+    @cached_property
+    def processor_template(self) -> str:
+        """The template in chat_template.json, where the processor of a model with images has it;
+        "" if there is none. transformers does not give it to the tokenizer.
+        """
+        content = read_json(self._directory / "chat_template.json", dict) or {}
+        template = content.get("chat_template")
+        return template if isinstance(template, str) else ""
 
     @property
     def tokenizer_class(self) -> str | None:
@@ -364,22 +380,33 @@ class Checkpoint:
         return read_json(self._directory / "tokenizer_config.json", dict) or {}
 
 
-def max_context_tokens(config: Mapping[str, Any]) -> int:
-    """The context length of a config.json, also of one that nests its text model."""
-    found = first_number(config, _CONTEXT_KEYS)
-    return _DEFAULT_CONTEXT_TOKENS if found is None else found
+def max_context_tokens(config: Mapping[str, Any]) -> int | None:
+    """The context length of a config.json, also of one that nests its text model; None where it
+    states none, as those of most recurrent models do.
+    """
+    return first_number(config, _CONTEXT_KEYS)
 
 
 def first_number(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
-    """The first of these fields of a config.json that is an integer. Fields of its `text_config`
-    come after its own.
+    """The first of these fields of a config.json that is a number above zero, perhaps written as
+    `1e6` or as text. Fields of its text model come after its own.
     """
-    nested = config.get("text_config")
-    for part in (config, nested if isinstance(nested, Mapping) else {}):
+    nested = (config.get(name) for name in _TEXT_MODELS)
+    for part in (config, *(each for each in nested if isinstance(each, Mapping))):
         for key in keys:
-            if isinstance(part.get(key), int):
-                return int(part[key])
+            if found := _number(part.get(key)):
+                return found
     return None
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        return None
+    return int(number) if 1 <= number < _MOST_STATED else None
 
 
 def _parameters(

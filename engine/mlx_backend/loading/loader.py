@@ -18,6 +18,7 @@ from engine.api import ModelError, Report, one_line
 from engine.mlx_backend.loading.adapter_files import read_adapters
 from engine.mlx_backend.loading.checkpoint import (
     WEIGHTS,
+    Checkpoint,
     fingerprint,
     first_number,
     max_context_tokens,
@@ -55,7 +56,7 @@ class LoadedModel:
     layout: Layout
     eos_token_ids: frozenset[int]
     query_heads: int  # in the layer that has most
-    max_context_tokens: int
+    max_context_tokens: int | None  # None: its files state none
     fingerprint: str
     weight_bytes: int  # including those of the adapters
     row_adapters: RowAdapters
@@ -91,7 +92,10 @@ def open_model(
         if problem := gpu_only(model):
             raise ModelError(f"it cannot be served on a CPU: {problem}")
     max_tokens = _fix_dynamic_rope(model, max_context_tokens(config))
-    layout = discover(model).within(max_tokens).stored_as(kv_format, state_format)
+    layout = discover(model)
+    if max_tokens is not None:
+        layout = layout.within(max_tokens)
+    layout = layout.stored_as(kv_format, state_format)
     tokenizer = _load_tokenizer(checkpoint, config, layout.vocab_size)
     adapters = read_adapters(adapter_configs, model, layout.vocab_size)
     row_adapters = RowAdapters(adapters)
@@ -176,11 +180,11 @@ def _weight_bytes(model: Module) -> int:
     return sum(array.nbytes for array in named_weights(model).values())
 
 
-def _fix_dynamic_rope(model: Module, max_context_tokens: int) -> int:
+def _fix_dynamic_rope(model: Module, max_context_tokens: int | None) -> int | None:
     """Replace each dynamic NTK RoPE by the plain RoPE that it is up to its first context length.
 
     Beyond that length its base changes, which invalidates all cached keys. Returns the most tokens
-    that a sequence may have.
+    that a sequence may have; None: as many as fit.
     """
     found = {
         name: module
@@ -189,8 +193,10 @@ def _fix_dynamic_rope(model: Module, max_context_tokens: int) -> int:
     }
     plain = [(name, RoPE(rope.dims, rope.traditional, rope.base)) for name, rope in found.items()]
     model.update_modules(tree_unflatten(plain))
-    lengths = (int(rope.max_position_embeddings) for rope in found.values())
-    return min([max_context_tokens, *lengths])
+    lengths = [int(rope.max_position_embeddings) for rope in found.values()]
+    if max_context_tokens is not None:
+        lengths.append(max_context_tokens)
+    return min(lengths, default=None)
 
 
 _CLASSIFIER, _HEAD, _BODY = "score.weight", "lm_head.", "model."
@@ -287,8 +293,11 @@ def _load_tokenizer(
     named = config.get("eos_token_id")
     listed = named if isinstance(named, list) else [named]
     end_tokens = [id for id in listed if isinstance(id, int) and 0 <= id < vocab_size] or None
+    files, extra = Checkpoint(checkpoint), dict[str, Any]()
+    if files.processor_template == files.chat_template != "":  # there is no other
+        extra["chat_template"] = files.processor_template
     try:
-        tokenizer = utils.load_tokenizer(checkpoint, eos_token_ids=end_tokens)
+        tokenizer = utils.load_tokenizer(checkpoint, extra, eos_token_ids=end_tokens)
     except Exception as error:
         raise ModelError(f"cannot load its tokenizer: {one_line(error)}") from error
     if not tokenizer.is_fast:

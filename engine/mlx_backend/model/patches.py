@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import mlx.core as mx
+from blake3 import blake3
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
@@ -365,6 +366,21 @@ def shared_tables() -> Iterator[None]:
         yield
     finally:
         mx.fast.rope = _mlx_rope
+
+
+def rope_digest() -> str:
+    """16 digits that depend on how `shared_tables` rotates fixed numbers on this device. Keys that
+    other code has rotated are not mixed with those of this one.
+    """
+    numbers = (mx.arange(8 * 64, dtype=mx.float32) / 64).reshape(1, 1, 8, 64)
+    with shared_tables():
+        rotated = [
+            mx.fast.rope(
+                numbers, 48, traditional=traditional, base=10_000.0, scale=1.0, offset=12_345
+            )
+            for traditional in (False, True)
+        ]
+    return blake3(bytes(mx.concatenate(rotated).reshape(-1).view(mx.uint8))).hexdigest(length=8)
 
 
 def _inverse_frequencies(dims: int, base: float | None, freqs: mx.array | None) -> mx.array:
