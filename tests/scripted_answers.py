@@ -31,6 +31,7 @@ class ScriptedPlan:
     """A plan whose answers, one after the other, have the given parts."""
 
     reasoning_end = ""
+    conversation = b""
 
     def __init__(self, answers: Iterable[Sequence[AnswerPart]]) -> None:
         self._answers = iter(answers)

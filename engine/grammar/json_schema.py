@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias, TypeGuard
 
 from engine.grammar.patterns import UNSPELLABLE, rust_pattern
+from engine.values.schemas import plain, refuse, target
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -31,21 +32,31 @@ _LABEL = (
     "|[a-zA-Z0-9-](?:[a-zA-Z0-9][a-zA-Z0-9-]|-[a-zA-Z0-9])[a-zA-Z0-9-]{0,58}[a-zA-Z0-9])?"
 )
 
+_BASE64, _HEX = "[A-Za-z0-9+/]", "[0-9a-fA-F]"
+_UUID_END = f"{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}"
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+
 FORMATS: dict[str, Schema] = {
     "date": {"pattern": f"^{_DATE}$"},
     "time": {"pattern": f"^{_TIME}$"},
     "date-time": {"pattern": f"^{_DATE}[Tt]{_TIME}$"},
+    "base64": {"pattern": f"^(?:{_BASE64}{{4}})*(?:{_BASE64}{{2}}==|{_BASE64}{{3}}=)?$"},
+    "ipv4interface": {"pattern": rf"^{_OCTET}(?:\.{_OCTET}){{3}}(?:/(?:3[0-2]|[12]?[0-9]))?$"},
+    **{
+        f"uuid{version}": {"pattern": f"^{_HEX}{{8}}-{_HEX}{{4}}-{version}{_UUID_END}$"}
+        for version in range(1, 9)
+    },
     "hostname": {"pattern": rf"^{_LABEL}(?:\.{_LABEL})*$", "maxLength": 253},
 }
 """Formats that llguidance reads too widely: it allows 29 February in any year, any minute's leap
 second, and labels that claim to be Punycode. Here no minute has a leap second, years begin with
-0001, as most languages' do, and no label has hyphens in its third and fourth place."""
-
-MAX_SHOWN_CHARACTERS = 80
-"""Of a client's own words in an error."""
+0001, as most languages' do, and no label has hyphens in its third and fourth place. The others are
+pydantic's, which llguidance does not know."""
 
 MAX_NAME_PATTERNS = 32
 """Of one schema: llguidance compares each with each."""
+
+MAX_INTEGER = 2**63 - 1
 
 _ONE = ("items", "additionalProperties", "additionalItems")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -71,7 +82,8 @@ def faithful(text: str) -> Schema:
     reached = list(_reached(root))
     if any("$id" in schema for schema in reached[1:]) and any("$ref" in one for one in reached):
         raise ValueError("$ref is not supported together with an $id within the schema")
-    for schema in reached:
+    root = plain(root, root, refuse)
+    for schema in list(_reached(root)):  # which adds schemas that need no rewriting
         _rewrite(schema)
     return root
 
@@ -96,29 +108,13 @@ def _reached(root: Schema) -> Iterator[Schema]:
             if isinstance(schema.get(key), dict):
                 waiting += schema[key].values()
         if "$ref" in schema:
-            waiting.append(_target(root, schema["$ref"]))
+            waiting.append(_target(schema["$ref"], root))
 
 
-def _target(root: Schema, reference: object) -> object:
-    if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
-        raise ValueError(f"$ref {_shown(reference)} is not supported: it must begin with #/")
-    target: Any = root
-    for segment in reference.split("/")[1:]:
-        if not segment or "~" in segment or "%" in segment:
-            raise ValueError(f"$ref {_shown(reference)} is not supported: empty or escaped names")
-        if isinstance(target, list) and segment.isdecimal() and int(segment) < len(target):
-            target = target[int(segment)]
-        elif isinstance(target, dict) and segment in target:
-            target = target[segment]
-        else:
-            raise ValueError(f"$ref {_shown(reference)} leads nowhere")
-    return target
-
-
-def _shown(reference: object) -> str:
-    """The reference as an error quotes it: its beginning, if it is long."""
-    text = repr(reference)
-    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
+def _target(reference: object, root: Schema) -> object:
+    if not isinstance(reference, str):
+        raise ValueError("a $ref must be a string")
+    return target(reference, root)
 
 
 def _rewrite(schema: Schema) -> None:
@@ -126,7 +122,7 @@ def _rewrite(schema: Schema) -> None:
     if not isinstance(schema.get("items"), list):
         schema.pop("additionalItems", None)  # has no meaning, and would have prefixItems ignored
     for key in (*_LOWER, *_UPPER):
-        if _is_number(schema.get(key)):
+        if _is_number(schema.get(key)) and not _is_largest_integer(key, schema):
             schema[key] = _inward(schema[key], -math.inf if key in _UPPER else math.inf)
     if isinstance(schema.get("pattern"), str):
         schema["pattern"] = rust_pattern(schema["pattern"])
@@ -170,6 +166,13 @@ def _refuse_unspeakable(value: object) -> None:
                 raise ValueError("control characters are not supported in names and values")
             case int() | float() as number if _inward(number, math.inf) != number:
                 raise ValueError(f"the number {str(number)[:40]} is not a 64-bit float")
+
+
+def _is_largest_integer(key: str, schema: Schema) -> bool:
+    """Whether a bound is that of 64-bit integers, which llguidance keeps to though no float is
+    equal to it.
+    """
+    return key == "maximum" and schema[key] == MAX_INTEGER and schema.get("type") == "integer"
 
 
 def _inward(bound: float, direction: float) -> float:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+from engine.output.content import ContentFinder, Run
+from engine.output.loops import LoopFinder
 from engine.text.tokenizer import byte_level_bytes
 from engine.values.output import FinishReason
 from engine.values.request import TEXT_BEFORE_TOKENS, Request
@@ -259,9 +261,10 @@ class StopChecker:
     ValueError for an empty stop string.
     """
 
-    __slots__ = ("_begun", "_by_first", "_held")
+    __slots__ = ("_begun", "_by_first", "_held", "stops")
 
     def __init__(self, stops: tuple[str, ...]) -> None:
+        self.stops = stops
         self._begun: list[_Matcher] = []
         self._by_first: dict[str, list[_Matcher]] = defaultdict(list)
         for matcher in map(_Matcher, stops):
@@ -324,13 +327,21 @@ class _Matcher:
 
 
 class Output:
-    """The text of one sequence. Call `add` with every sampled token, in order."""
+    """The text of one sequence. Call `add` with every sampled token, in order.
+
+    The model's own stop tokens end it wherever they come, and the client's stop strings and tokens
+    in the content alone: not in reasoning or tool calls, which the request's `markup` tells.
+    """
 
     __slots__ = (
+        "_content",
         "_detokenizer",
+        "_eos",
+        "_loops",
         "_max_tokens",
         "_min_tokens",
         "_n_tokens",
+        "_named_stops",
         "_stop",
         "stop_token_ids",
     )
@@ -339,11 +350,16 @@ class Output:
         self, request: Request, eos_token_ids: frozenset[int], detokenizer: Detokenizer
     ) -> None:
         eos = frozenset[int]() if request.ignore_eos else eos_token_ids
-        self.stop_token_ids = eos | request.stop_token_ids
+        self.stop_token_ids = eos | request.stop_token_ids | request.named_stops.keys()
+        self._eos = eos
+        self._named_stops = request.named_stops
         self._max_tokens = request.max_tokens
         self._min_tokens = request.sampling.min_tokens
         self._detokenizer = detokenizer
         self._stop = StopChecker(request.stop) if request.stop else None
+        is_marked = request.markup and (request.stop or self.stop_token_ids != eos)
+        self._content = ContentFinder(request.markup) if request.markup and is_marked else None
+        self._loops = LoopFinder(request.loops) if request.loops is not None else None
         self._n_tokens = 0
 
     def add(self, token_id: int) -> TextDelta:
@@ -352,14 +368,25 @@ class Output:
         Before `min_tokens`, stop strings are ignored.
         """
         self._n_tokens = n_tokens = self._n_tokens + 1
-        if token_id in self.stop_token_ids:
-            return self._end("", FinishReason.STOP, token_id)
+        if token_id in self.stop_token_ids and (
+            token_id in self._eos or self._content is None or self._content.is_content
+        ):
+            is_own = token_id in self._eos
+            stopped_by = token_id if is_own else self._named_stops.get(token_id, token_id)
+            return self._end("", FinishReason.STOP, stopped_by)
         text = self._detokenizer.add(token_id)
-        if self._stop is not None and n_tokens >= self._min_tokens:
+        if self._content is not None:
+            delta = self._add_runs(self._content.add(text))
+            if delta.finish_reason is not None:
+                return delta
+            text = delta.text
+        elif self._stop is not None and n_tokens >= self._min_tokens:
             delta = self._stop.add(text)
             if delta.finish_reason is not None:
                 return delta
             text = delta.text
+        if self._loops is not None and self._loops.add(token_id):
+            return self._end(text, FinishReason.REPETITION)
         if n_tokens < self._max_tokens:
             return TextDelta(text)
         return self._end(text, FinishReason.LENGTH)
@@ -370,9 +397,34 @@ class Output:
         """
         return self._end("", FinishReason.STOP)
 
-    def _end(self, text: str, reason: FinishReason, stopped_by: int | None = None) -> TextDelta:
+    def _add_runs(self, runs: Sequence[Run]) -> TextDelta:
+        """The text of these runs, up to a stop string in one that is content."""
+        texts = list[str]()
+        for run in runs:
+            if self._stop is None or self._n_tokens < self._min_tokens:
+                texts.append(run.text)
+            elif not run.is_content:
+                texts += (self._stop.finish(), run.text)
+                self._stop = StopChecker(self._stop.stops)
+            else:
+                delta = self._stop.add(run.text)
+                texts.append(delta.text)
+                if delta.finish_reason is not None:
+                    return TextDelta("".join(texts), delta.finish_reason, delta.stopped_by)
+        return TextDelta("".join(texts))
+
+    def _end(
+        self, text: str, reason: FinishReason, stopped_by: int | str | None = None
+    ) -> TextDelta:
         """Return `text` and the text that is held back, up to a stop string if it contains one."""
         text_left = self._detokenizer.finish()
+        if self._content is not None:
+            runs = [*self._content.add(text_left), *self._content.finish()]
+            rest = self._add_runs(runs)
+            if rest.finish_reason is not None:
+                return TextDelta(text + rest.text, FinishReason.STOP, rest.stopped_by)
+            held = self._stop.finish() if self._stop is not None else ""
+            return TextDelta(text + rest.text + held, reason, stopped_by)
         if self._stop is not None:
             rest = self._stop.add(text_left)
             if rest.finish_reason is not None:

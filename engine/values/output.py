@@ -9,6 +9,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # an end-of-sequence token, a stop string or a grammar that is fulfilled
     LENGTH = "length"  # max_tokens or the context length
+    REPETITION = "repetition"  # it repeated itself without end
     ABORT = "abort"  # the client left, or the daemon stopped
     ERROR = "error"  # the step that computed it raised, or the loop has died
 

@@ -156,6 +156,48 @@ TEXT_BEFORE_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Markup:
+    """How the text of an answer is marked where it is no content: reasoning and tool calls. Stop
+    strings, and stop tokens of the client, count in the content alone.
+
+    `spans` are pairs of a begin and an end marker. An end "" is the end of the text, and an end
+    equal to the begin is the begin itself: a marker alone. At the beginning of the content, any of
+    `leading` begins a span up to the end of the text. Where the prompt has begun a span, `opened`
+    is its end.
+    """
+
+    spans: tuple[tuple[str, str], ...] = ()
+    leading: tuple[str, ...] = ()
+    opened: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLimit:
+    """When an output that repeats itself ends: after a run of `min_pattern_size` to
+    `max_pattern_size` tokens has come `min_count` times in a row, exactly; names as in vLLM.
+
+    Without `min_count` short runs have to come more often: lines of tables, lists of zeros and
+    rulers repeat lawfully.
+    """
+
+    max_pattern_size: int = 512
+    min_pattern_size: int = 1
+    min_count: int | None = None
+
+    @property
+    def least_tokens(self) -> int:
+        """The fewest tokens of a cycle, all its copies together."""
+        return 72 if self.min_count is None else max(2, self.min_count * self.min_pattern_size)
+
+    def cycle_tokens(self, period: int) -> int:
+        """The number of tokens, all copies together, after which a run of that length is a loop."""
+        if self.min_count is not None:
+            return self.min_count * period
+        copies = max(4, -(-(512 if period < 8 else 256) // period))
+        return period * copies
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One validated request. `id` is the server's own and unique for the life of the daemon."""
 
@@ -165,6 +207,9 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's own
+    named_stops: Mapping[int, str] = field(default_factory=dict)  # stop strings that are tokens
+    markup: Markup | None = None  # None: all text is content
+    loops: LoopLimit | None = None  # None: it may repeat itself until `max_tokens`
     ignore_eos: bool = False
     speculate: bool = True  # tokens may be drafted, which changes no text
     prediction: PackedTokens = NO_TOKENS  # that the output is expected to have, in part

@@ -5,6 +5,7 @@ While it loads, a stream gets keep-alives. A client that disconnects ends the wa
 generation. Until a worker makes the job of it, the body of the request is bytes.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from server.record import RequestRecord, output_of
 from server.service import ArrivedBody, Prepare, RequestContext
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
+
+log = logging.getLogger("rootstock.dialects")
 
 
 def wire_json(body: BaseModel) -> bytes:
@@ -130,12 +133,23 @@ async def generate_all(
 
 
 def as_arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call as an object; of one that was cut off, as much as there is."""
+    """The arguments of a call as an object; of one that was cut off, as much as there is. Text that
+    is none is a member called UNREADABLE.
+    """
+    if not text:
+        return {}
     try:
         value = jiter.from_json(whole_characters(text).encode(), partial_mode=True)
     except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        value = None
+    if isinstance(value, dict):
+        return value
+    log.warning("a call's arguments are no JSON object: %d characters of text", len(text))
+    return {UNREADABLE: text}
+
+
+UNREADABLE = "arguments"
+"""The name under which a dialect that has to send an object sends arguments that are none."""
 
 
 @dataclass(frozen=True, slots=True)

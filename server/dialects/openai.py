@@ -68,13 +68,14 @@ class UsageBody(BaseModel):
     completion_tokens_details: CompletionTokensDetails
 
 
-WireFinishReason = Literal["stop", "length"]
+WireFinishReason = Literal["stop", "length", "repetition"]
 
 DONE = sse_data(b"[DONE]")
 
 WIRE_FINISH_REASONS: dict[FinishReason, WireFinishReason] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
+    FinishReason.REPETITION: "repetition",
 }
 
 

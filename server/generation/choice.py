@@ -263,6 +263,7 @@ class Choice:
                 [Call(call.call_id, call.name, json.loads(call.text)) for call in calls],
                 self.content,
                 self.reasoning,
+                self._plan.conversation,
             )
         except (ValueError, RecursionError):
             return  # broken arguments: no client sends them back

@@ -1,7 +1,8 @@
 """A conversation, and how it is to be answered. Every dialect reads its bodies into these."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -222,6 +223,28 @@ class Conversation(PromptRequest):
             message = "the last message must be the assistant's, with text and without calls"
             raise PydanticCustomError("continue_final_message", message)
         return value
+
+
+def digests(messages: Iterable[Message]) -> Iterator[bytes]:
+    """For each message a digest of those before it; then the digest of all.
+
+    It has what a client sends back as it was: the texts and the calls of users, tools and
+    assistants. Instructions, which some clients write anew for each turn, are left out.
+    """
+    found = blake2b(digest_size=16)
+    for message in messages:
+        yield found.digest()
+        if message.role not in ("system", "developer"):
+            said = "\n".join(part.text for part in message.content or ()).strip()
+            calls = [f"{call.id} {call.function.name}" for call in message.calls]
+            found.update(repr((message.role, said, calls)).encode())
+    yield found.digest()
+
+
+def digest_of(messages: Iterable[Message]) -> bytes:
+    """The digest of all these messages."""
+    *_, last = digests(messages)
+    return last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import Lock
+from typing import TypeAlias
 
 from engine.values.model import Replay
+
+_Key: TypeAlias = tuple[str | bytes, ...]
 
 MAX_ANSWERS = 1024
 MAX_TOKENS = 1_000_000
@@ -26,23 +29,27 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class AssistantTurn:
-    """An assistant's message in parsed form. `content` is None where there is none."""
+    """An assistant's message in parsed form. `content` is None where there is none, and
+    `conversation` is a digest of the messages before it.
+    """
 
     calls: Sequence[Call]
     content: str | None = None
     reasoning: str | None = None
+    conversation: bytes = b""
 
 
 class Replays:
     """An LRU cache of answers with calls, limited in answers and in tokens. Safe from any thread.
 
-    The key is the `cache_salt` with the ids of the calls, which must be the server's own.
+    The key is the `cache_salt` with the conversation and the ids of the calls: models that write
+    ids write the same ones in every conversation.
     """
 
     def __init__(self, max_answers: int = MAX_ANSWERS, max_tokens: int = MAX_TOKENS) -> None:
         self._max_answers = max_answers
         self._max_tokens = max_tokens
-        self._answers: OrderedDict[tuple[str, ...], tuple[AssistantTurn, Replay]] = OrderedDict()
+        self._answers: OrderedDict[_Key, tuple[AssistantTurn, Replay]] = OrderedDict()
         self._tokens = 0
         self._lock = Lock()
 
@@ -67,9 +74,9 @@ class Replays:
             self._tokens = 0
         return n_answers
 
-    def knows(self, cache_salt: str, call_ids: Sequence[str]) -> bool:
+    def knows(self, cache_salt: str, conversation: bytes, call_ids: Sequence[str]) -> bool:
         """Whether an answer with these calls is remembered."""
-        return (cache_salt, *call_ids) in self._answers
+        return (cache_salt, conversation, *call_ids) in self._answers
 
     def find(self, cache_salt: str, turn: AssistantTurn) -> Replay | None:
         """The tokens that were generated for a message; None for one that differs in anything.
@@ -86,14 +93,14 @@ class Replays:
                 self._answers.move_to_end(key)
         return answer[1]
 
-    def _forget(self, key: tuple[str, ...]) -> None:
+    def _forget(self, key: _Key) -> None:
         if key in self._answers:
             _, replay = self._answers.pop(key)
             self._tokens -= len(replay.tokens)
 
 
-def _key(cache_salt: str, turn: AssistantTurn) -> tuple[str, ...]:
-    return (cache_salt, *(call.id for call in turn.calls))
+def _key(cache_salt: str, turn: AssistantTurn) -> _Key:
+    return (cache_salt, turn.conversation, *(call.id for call in turn.calls))
 
 
 def _is_same(known: AssistantTurn, turn: AssistantTurn) -> bool:

@@ -1,7 +1,6 @@
 """The plan of a request's answers: how their text is parsed, and which grammar constrains it."""
 
 import json
-import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,15 +16,18 @@ from engine.values.request import (
     Constraint,
     Grammar,
     GrammarKind,
+    Markup,
     ThinkingBlock,
     ThinkingBudget,
 )
 from server.errors import UNSUPPORTED, InvalidField
-from server.generation.conversation import Chat, Conversation
+from server.generation.conversation import Chat, Conversation, digest_of
+from server.generation.markers import CallMarker, marker_of
 from server.generation.request_fields import Structure, of_schema
 from server.generation.tools import chosen_names, must_call
 from server.parsing.answer import ReasoningFormat, ToolFormat
 from server.parsing.lark import CallSyntax, Function, NotASchema, calls_grammar, names_only
+from server.parsing.parameters import check_work
 from server.parsing.reader import AnswerStream, Calls, NewId, Reader, openai_id
 from server.parsing.registry import (
     AnswerFormat,
@@ -35,21 +37,53 @@ from server.parsing.registry import (
     reasoning_format,
     tool_format,
 )
-from server.parsing.schemas import check_work, closed
+from server.parsing.schemas import closed
 from server.settings.models import ConversationSettings
 
 
 class Thinking:
-    """Whether reasoning is open, over or yet to begin at the end of the prompt, its `tail`."""
+    """Whether reasoning is open, over or yet to begin at the end of the prompt, its `tail`.
 
-    def __init__(self, tokenizer: Tokenizer, format: ReasoningFormat | None, tail: str) -> None:
+    It is open behind a marker that begins it, unless its end follows: after other text, too. The
+    marker is the template's where it is a control token, which no client can write, or where
+    nothing but white space follows it; or it is in the beginning of an answer that the client has
+    written, the `prefill`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        format: ReasoningFormat | None,
+        prompt: Sequence[int],
+        prefill: str = "",
+    ) -> None:
         self._tokenizer = tokenizer
         self._format = format
-        self.is_open = format is not None and tail.rstrip().endswith(format.begin)
-        self._is_over = format is None or tail.rstrip().endswith(format.end)
         self.opened = ""
-        if format is not None and self.is_open:
-            self.opened = tail[tail.rfind(format.begin) :]
+        tail = tokenizer.decode(prompt[-TAIL_TOKENS:]) if format else ""
+        self._is_over = format is None or tail.rstrip().endswith(format.end)
+        if format is not None and not self._is_over:
+            self.opened = self._begun(format, prompt[-MAX_OPENED_TOKENS:], tail, prefill)
+        self.is_open = bool(self.opened)
+
+    def _begun(
+        self, format: ReasoningFormat, prompt: Sequence[int], tail: str, prefill: str
+    ) -> str:
+        """The text of the reasoning that the prompt has begun, its marker included; or ""."""
+        if tail.rstrip().endswith(format.begin):
+            return tail[tail.rfind(format.begin) :]
+        if format.begin in prefill:
+            begun = prefill[prefill.rfind(format.begin) :]
+            return begun if format.end not in begun else ""
+        marker = self._tokens(format.begin)
+        if not set(marker) & set(self._tokenizer.added_tokens.values()):
+            return ""
+        starts = [at for at, token in enumerate(prompt) if token == marker[0]]
+        for at in reversed(starts):
+            if tuple(prompt[at : at + len(marker)]) == marker:
+                begun = self._tokenizer.decode(prompt[at:])
+                return begun if format.end not in begun else ""
+        return ""
 
     def before_calls(self, calls: Sequence[int]) -> ThinkingBlock | None:
         """The reasoning that may precede calls of such a beginning; None where none may."""
@@ -124,59 +158,6 @@ def _closed(grammar: Grammar) -> Grammar:
     return grammar
 
 
-@dataclass(frozen=True, slots=True)
-class _Marker:
-    """The tokens that begin calls and no other text, and the part of a call that they spell. The
-    `spellings` are other tokens with that text at their end.
-    """
-
-    tokens: tuple[int, ...]
-    text: str
-    spellings: frozenset[tuple[int, ...]] = frozenset()
-
-
-_BEFORE_CALLS = ("", *string.printable, *("\n\n", ".\n", ".\n\n", ":\n", ":\n\n", "```\n", '".'))
-"""Texts before a marker, with which its first characters may be one token."""
-
-
-def marker_of(tools: ToolFormat, tokenizer: Tokenizer) -> _Marker | None:
-    """What begins calls in free text. Text may be spelled in other tokens, so a marker has to begin
-    with an added token, unless the format is found by its text. After the last added token, the
-    last token may merge with the following text and does not count.
-    """
-    added = tokenizer.added_tokens
-    for text in tools.begins:
-        if text in added:
-            return _Marker((added[text],), text)
-    if tools.found_by == "text":
-        return _spelled_marker(tools.begins[0], tokenizer)
-    ids = frozenset(added.values())
-    for text in tools.begins:
-        tokens = tokenizer.encode(text, add_special_tokens=False)
-        first = next((at for at, token in enumerate(tokens) if token in ids), len(tokens))
-        if run := tokens[first:] if tokens[-1] in ids else tokens[first:-1]:
-            return _Marker(tuple(run), tokenizer.decode(run))
-    return None
-
-
-def _spelled_marker(text: str, tokenizer: Tokenizer) -> _Marker | None:
-    """The marker without its last character, as the tokenizer spells it after any usual text. None
-    if that character is always part of a longer token.
-    """
-    begin = text[:-1]
-    runs = dict[tuple[int, ...], None]()
-    for before in _BEFORE_CALLS:
-        *tokens, _ = tokenizer.encode(before + text, add_special_tokens=False)
-        for start in reversed(range(len(tokens))):
-            if tokenizer.decode(tokens[start:]).endswith(begin):
-                runs[tuple(tokens[start:])] = None
-                break
-    if not runs:
-        return None
-    first, *others = runs
-    return _Marker(first, begin, frozenset(others))
-
-
 WriteCalls: TypeAlias = Callable[[CallSyntax, str, bool, str], str]
 """Writes the grammar of the calls of functions, which are given as JSON; see `calls_grammar`."""
 
@@ -200,7 +181,7 @@ class ConstraintWriter:
         tokenizer: Tokenizer,
         tools: ToolFormat | None,
         write_calls: "WriteCalls",
-        marker: _Marker | None,
+        marker: CallMarker | None,
         thinking: Thinking,
         settings: ConversationSettings,
     ) -> None:
@@ -239,7 +220,7 @@ class ConstraintWriter:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _triggered_tool_grammar(
-        self, tools: ToolFormat, marker: _Marker, chat: Chat, functions: Sequence[Function]
+        self, tools: ToolFormat, marker: CallMarker, chat: Chat, functions: Sequence[Function]
     ) -> Constraint | None:
         """The constraint on calls that the model chooses to make; None where all are allowed."""
         parallel = chat.parallel_calls
@@ -291,7 +272,7 @@ class ConstraintWriter:
         return Grammar(GrammarKind.LARK, text)
 
 
-def _in_place(marker: _Marker, calls: Constraint | None) -> Alternative | None:
+def _in_place(marker: CallMarker, calls: Constraint | None) -> Alternative | None:
     """Calls in place of an answer, after the reasoning. None if their marker has several tokens:
     the first token decides which alternative it is.
     """
@@ -308,6 +289,9 @@ def grammar_bytes(constraint: Constraint | None) -> int:
     grammars = (constraint.grammar, *filter(None, constraint.weaker))
     return sum(getsizeof(grammar.text) for grammar in grammars) + grammar_bytes(instead)
 
+
+MAX_OPENED_TOKENS = 1024
+"""The number of last prompt tokens in which reasoning is looked for that the template has begun."""
 
 TAIL_TOKENS = 64
 """The number of last prompt tokens that hold the template's beginning of the assistant's turn."""
@@ -349,6 +333,12 @@ class AnswerPlan:
     thinking_budget: ThinkingBudget | None
     opened: str  # the beginning of reasoning with which the prompt ends
     reasoning_end: str  # the marker; "" where the model has none
+    conversation: bytes  # a digest of its messages
+
+    @property
+    def markup(self) -> Markup:
+        """What in the text is no content."""
+        return self.format.markup(is_open=bool(self.opened))
 
     def stream(self) -> AnswerStream:
         """A parser for the text of one answer."""
@@ -385,7 +375,7 @@ class AnswerPlanner:
         return self._reasoning is not None
 
     @cached_property
-    def _marker(self) -> _Marker | None:
+    def _marker(self) -> CallMarker | None:
         return marker_of(self.tools, self._tokenizer) if self.tools else None
 
     def plan(self, chat: Chat, prompt: Sequence[int]) -> AnswerPlan:
@@ -393,8 +383,7 @@ class AnswerPlanner:
         functions = _functions(chat.conversation)
         if functions:
             self._check_functions(functions, chat.tools_field)
-        tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
-        thinking = Thinking(self._tokenizer, self._reasoning, tail)
+        thinking = Thinking(self._tokenizer, self._reasoning, prompt, _prefill(chat.conversation))
         writer = ConstraintWriter(
             self._tokenizer,
             self.tools,
@@ -404,7 +393,7 @@ class AnswerPlanner:
             self._settings,
         )
         return AnswerPlan(
-            format=self._format if functions else self._format_without_calls,
+            format=self._format_of(chat, functions),
             functions={function.name: to_json(function.parameters) for function in functions},
             new_id=self.tools.new_id if self.tools else openai_id,
             skip_special_tokens=not self._has_special_markers(functions),
@@ -412,7 +401,19 @@ class AnswerPlanner:
             thinking_budget=thinking.budget(chat.thinking_budget),
             opened=thinking.opened,
             reasoning_end=self._reasoning.end if self._reasoning else "",
+            conversation=digest_of(chat.conversation.messages),
         )
+
+    def _format_of(self, chat: Chat, functions: Sequence[Function]) -> AnswerFormat:
+        """How the answer is read. An answer that has to have a structure has no calls that begin
+        without a marker: they would look like it.
+        """
+        if not functions:
+            return self._format_without_calls
+        if chat.structure is None or must_call(chat.conversation.tool_choice):
+            return self._format
+        assert self.tools is not None
+        return replace(self._format, tools=replace(self.tools, leading=()))
 
     def _check_functions(self, functions: Sequence[Function], field: str) -> None:
         """Raise ApiError (400) where the model calls none, or it takes too long to follow what all
@@ -436,6 +437,13 @@ class AnswerPlanner:
             markers += [self._reasoning.begin, self._reasoning.end]
         special = self._tokenizer.special_tokens
         return any(token in marker for marker in markers for token in special)
+
+
+def _prefill(conversation: Conversation) -> str:
+    """The beginning of the answer that the client has written; "" where it has written none."""
+    if not conversation.continue_final_message:
+        return ""
+    return "\n".join(part.text for part in conversation.messages[-1].content or ())
 
 
 def _functions(conversation: Conversation) -> list[Function]:

@@ -3,7 +3,7 @@
 All of it is called in worker threads."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from engine.api import PromptTooLong
 from engine.values.model import ModelCard, Replay, Tokenizer
 from server.errors import ApiError, ContextTooLong, InvalidField
-from server.generation.conversation import Conversation, Message, TextPart
+from server.generation.conversation import Conversation, Message, TextPart, digests
 from server.generation.generic_tools import SystemRole, plain_conversation
 from server.generation.history import AssistantTurn, Call, Replays
 from server.generation.request_fields import Prompt
@@ -130,25 +130,36 @@ def template_arguments(body: Conversation) -> dict[str, Any]:
 
 
 def found_replays(
-    replays: Replays, messages: Sequence[Message], cache_salt: str
+    replays: Replays,
+    messages: Sequence[Message],
+    cache_salt: str,
+    conversations: Iterable[bytes],
 ) -> dict[int, Replay]:
-    """The tokens of answers that this server wrote, by the index of their message."""
-    found = {}
+    """The tokens of answers that this server wrote, by the index of their message.
+    `conversations` are the digests of what is before each message with calls.
+    """
+    found, before = {}, iter(conversations)
     for index, message in enumerate(messages):
         calls = message.calls
-        if not calls or not replays.knows(cache_salt, [call.id for call in calls]):
+        if not calls:
+            continue
+        conversation = next(before)
+        if not replays.knows(cache_salt, conversation, [call.id for call in calls]):
             continue  # before the arguments are parsed
-        replay = replays.find(cache_salt, _turn(message, calls))
+        replay = replays.find(cache_salt, _turn(message, calls, conversation))
         if replay is not None:
             found[index] = replay
     return found
 
 
-def _turn(message: Message, calls: Sequence[FunctionToolCall | CustomToolCall]) -> AssistantTurn:
+def _turn(
+    message: Message, calls: Sequence[FunctionToolCall | CustomToolCall], conversation: bytes
+) -> AssistantTurn:
     return AssistantTurn(
         [Call(call.id, call.function.name, as_object(call.function.arguments)) for call in calls],
         _text(message),
         _reasoning(message),
+        conversation,
     )
 
 
@@ -339,7 +350,12 @@ class PromptEncoder:
 
         def encode() -> list[int]:
             placed = in_place(messages, self.roles)
-            fitted, known = self._fitted(placed), found_replays(replays, placed, cache_salt)
+            before = [
+                digest
+                for message, digest in zip(messages, digests(messages), strict=False)
+                if message.calls
+            ]
+            fitted, known = self._fitted(placed), found_replays(replays, placed, cache_salt, before)
             arguments = template_arguments(conversation)
 
             def render(written: WriteArguments) -> list[int]:

@@ -188,6 +188,27 @@ class PrioritizedRequest(RequestModel):
     priority: int = Field(0, ge=-1000, le=1000)
 
 
+class RepetitionDetection(RequestModel):
+    """vLLM's: the output ends when a run of `min_pattern_size` to `max_pattern_size` tokens has
+    come `min_count` times in a row. A `max_pattern_size` of 0 turns that off.
+    """
+
+    max_pattern_size: int = Field(0, ge=0, le=512)
+    min_pattern_size: int = Field(0, ge=0, le=512)
+    min_count: int = Field(0, ge=0, le=1024)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.max_pattern_size < self.min_pattern_size:
+            raise PydanticCustomError("size", "max_pattern_size is below min_pattern_size")
+        if self.max_pattern_size and self.min_count < MIN_COPIES:
+            raise PydanticCustomError("count", "min_count must be at least 2")
+        return self
+
+
+MIN_COPIES = 2
+
+
 class SampledRequest(PromptRequest, PrioritizedRequest):
     """Sampling and stop conditions. Defaults are OpenAI's, or the model's own."""
 
@@ -225,12 +246,12 @@ class SampledRequest(PromptRequest, PrioritizedRequest):
     )
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, le=2**31 - 1)
+    repetition_detection: RepetitionDetection | None = None
     speculate: bool = Field(True, description=SPECULATE)
 
     # What vLLM has besides, and what would change the answer, is refused, never ignored.
     use_beam_search: Unsupported = None
     logits_processors: Unsupported = None
-    repetition_detection: Unsupported = None
     thinking_token_budget: Unsupported = None
     guided_whitespace_pattern: Unsupported = None
     structural_tag: Unsupported = None

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.api import Engine
 from engine.values.model import ModelCard, SamplingDefaults, Task
-from engine.values.request import TEXT_BEFORE_TOKENS, Request, SamplingParams
+from engine.values.request import TEXT_BEFORE_TOKENS, LoopLimit, Request, SamplingParams
 from engine.values.tokens import pack
 from server.errors import ApiError, InvalidField
 from server.generation.conversation import Chat
@@ -196,6 +196,8 @@ def prepare_chat(
         text_before=_end(prompt) if chat.conversation.continue_final_message else (),
         constraint=plan.constraint,
         thinking_budget=plan.thinking_budget,
+        markup=plan.markup,
+        has_tools=bool(plan.functions),
     )
     return request, plan
 
@@ -285,6 +287,7 @@ def _request(
     record: RequestRecord,
     *,
     max_tokens: int,
+    has_tools: bool = False,
     **fields: Any,
 ) -> Request:
     """The request with these other fields of a Request. Raises ApiError (400)."""
@@ -293,11 +296,15 @@ def _request(
         limit = f"within 0 and {card.vocab_size - 1}"
         raise InvalidField("stop_token_ids", f"token ids must be {limit}")
     sampling = _sampling(body, card, max_tokens, logprobs)
+    special, ids = model.engine.tokenizer.special_tokens, model.engine.tokenizer.added_tokens
+    named = {ids[text]: text for text in body.stop if text in special and text in ids}
     return Request(
         max_tokens=max_tokens,
         sampling=_with_bad_words(sampling, bad_words, body.stop_token_ids, card),
         stop=tuple(body.stop),
         stop_token_ids=frozenset(body.stop_token_ids),
+        named_stops=named,
+        loops=_loops(body, model, has_tools=has_tools),
         ignore_eos=body.ignore_eos,
         speculate=body.speculate,
         client=record.client,
@@ -306,6 +313,16 @@ def _request(
         adapter=model.adapter,
         **fields,
     )
+
+
+def _loops(body: SampledRequest, model: ServedModel, *, has_tools: bool) -> LoopLimit | None:
+    """When an output that repeats itself ends: as the request says, or with tools at all."""
+    asked = body.repetition_detection
+    if asked is not None:
+        least = max(asked.min_pattern_size, 1)
+        most = asked.max_pattern_size
+        return LoopLimit(most, least, asked.min_count) if most else None
+    return LoopLimit() if has_tools and model.settings.loops == "end" else None
 
 
 def _sampling(

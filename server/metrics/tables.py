@@ -92,7 +92,7 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Counter(
         "rootstock_requests_finished{reason}",
-        "Sequences that ended: stop, length, abort (the client left) or error.",
+        "Sequences that ended: stop, length, repetition, abort (the client left) or error.",
         lambda s: s.sequences.finished.items(),
     ),
     Gauge("rootstock_requests_running", "Running sequences.", lambda s: s.running),

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal
 
+from engine.values.request import Markup
 from server.parsing.lark import CallSyntax
 from server.parsing.reader import (
     CallBegun,
@@ -48,7 +50,8 @@ class ReasoningFormat:
 class ToolFormat:
     """Calls after one of the `begins` markers, and at the very beginning of an answer also after
     one of `leading`. `syntax` is how a grammar makes the model write them. In free text a grammar
-    finds a marker by the tokenizer's added token, or by all usual spellings of its text.
+    finds a marker by the tokenizer's added token, or by all usual spellings of its text. `ends`
+    are the markers that end what each of `begins` has begun; "" where content never follows.
     """
 
     name: str
@@ -56,8 +59,13 @@ class ToolFormat:
     read: ReadCalls
     syntax: CallSyntax
     leading: Sequence[str] = ()
+    ends: Sequence[str] = ("",)
     new_id: NewId = openai_id
     found_by: Literal["token", "text"] = "token"
+
+
+_SEPARATORS = (",", ";")
+"""What models write between calls that stand side by side, besides white space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,30 +75,62 @@ class MarkedFormat:
     reasoning: ReasoningFormat | None
     tools: ToolFormat | None
 
+    def markup(self, *, is_open: bool) -> Markup:
+        """What in the text is no content, for an engine that looks for stop strings."""
+        reasoning, tools = self.reasoning, self.tools
+        spans = list[tuple[str, str]]()
+        if reasoning:
+            alone = [reasoning.end, *self._markup]
+            spans += [(reasoning.begin, reasoning.end), *zip(alone, alone, strict=True)]
+        if tools:
+            spans += zip_longest(tools.begins, tools.ends, fillvalue=tools.ends[-1])
+        opened = reasoning.end if reasoning and is_open else ""
+        return Markup(tuple(spans), tuple(tools.leading) if tools else (), opened)
+
     def read(self, reader: Reader, calls: Calls, *, is_open: bool = False) -> Reading[None]:
-        """Everything up to the end of the text. `is_open` where the template has written the marker
-        with which reasoning begins.
+        """Everything up to the end of the text. `is_open` where the prompt ends within reasoning.
+
+        Markers of reasoning are never content: one that ends what is not open is dropped.
         """
-        begins = [*self._thinks, *self._markup, *(self.tools.begins if self.tools else ())]
+        begins = [
+            *self._thinks,
+            *self._ends,
+            *self._markup,
+            *(self.tools.begins if self.tools else ()),
+        ]
         if is_open:
             yield from self._read_reasoning(reader)
         marker = yield from self._leading(reader)
+        has_content, before = False, ""
         while True:
-            if marker.lstrip() in self._thinks:
+            found = marker.lstrip()
+            if found in self._thinks:
                 yield from self._read_reasoning(reader)
                 marker = yield from self._leading(reader)
-            elif marker.lstrip() in self._markup:
+            elif found in self._ends:
+                if has_content:
+                    reader.give_back(marker[: len(marker) - len(found)])
+                else:
+                    yield from reader.skip_space()
+                marker = yield from self._leading(reader)
+            elif found in self._markup:
                 marker = yield from self._leading(reader)
             elif marker:
-                yield from self._read_calls(reader, marker, calls)
-                marker = ""
-            marker = marker or (yield from reader.until(begins, Content))
+                is_call = yield from self._read_calls(reader, before, marker, calls)
+                before, marker = (yield from self._next_call(reader)) if is_call else ("", "")
+            if not marker:
+                has_content, before = True, ""
+                marker = yield from reader.until(begins, Content)
             if not marker:
                 return
 
     @property
     def _thinks(self) -> Sequence[str]:
         return [self.reasoning.begin] if self.reasoning else []
+
+    @property
+    def _ends(self) -> Sequence[str]:
+        return [self.reasoning.end] if self.reasoning else []
 
     @property
     def _markup(self) -> Sequence[str]:
@@ -100,7 +140,7 @@ class MarkedFormat:
     def _leading(self, reader: Reader) -> Reading[str]:
         """The marker with which the answer begins, white space in front included; or ""."""
         tools = [*self.tools.begins, *self.tools.leading] if self.tools else []
-        markers = [*self._thinks, *self._markup, *tools]
+        markers = [*self._thinks, *self._ends, *self._markup, *tools]
         if not markers:
             return ""
         space = yield from reader.skip_space()
@@ -110,20 +150,36 @@ class MarkedFormat:
             return ""
         return space + marker
 
+    def _next_call(self, reader: Reader) -> Reading[tuple[str, str]]:
+        """The marker of a call directly after another, and what stands between; or nothing."""
+        assert self.tools is not None
+        space = yield from reader.skip_space()
+        separator = yield from reader.starts(_SEPARATORS)
+        more = (yield from reader.skip_space()) if separator else ""
+        marker = yield from reader.starts([*self.tools.begins, *self.tools.leading])
+        between = space + separator + more
+        if marker:
+            return between, marker
+        if separator or reader.text:
+            reader.give_back(between)
+        return "", ""
+
     def _read_reasoning(self, reader: Reader) -> Reading[None]:
+        """Reasoning up to its end. A marker that begins it once more is dropped."""
         assert self.reasoning is not None
-        yield from reader.skip_space()
-        yield from reader.until([self.reasoning.end], Reasoning)
+        markers = [self.reasoning.end, self.reasoning.begin]
+        while True:
+            yield from reader.skip_space()
+            found = yield from reader.until(markers, Reasoning)
+            if found.lstrip() != self.reasoning.begin:
+                break
         yield from reader.skip_space()
 
-    def _read_calls(self, reader: Reader, marker: str, calls: Calls) -> Reading[None]:
+    def _read_calls(self, reader: Reader, before: str, marker: str, calls: Calls) -> Reading[bool]:
+        """Whether the marker begins a call. If not, `before` is content, too."""
         assert self.tools is not None
         steps = self.tools.read(reader, marker.lstrip(), calls)
-        if not (yield from parse_or_backtrack(reader, marker, steps)):
-            return
-        space = yield from reader.skip_space()
-        if reader.text:
-            reader.give_back(space)
+        return (yield from parse_or_backtrack(reader, before + marker, steps))
 
 
 def parse_or_backtrack(reader: Reader, marker: str, steps: Reading[None]) -> Reading[bool]:

@@ -14,17 +14,24 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from server.parsing.lark import (
-    ANY_TEXT,
     Function,
     Lark,
+    NotASchema,
     Schema,
     WriteCall,
     keyword,
-    properties,
-    required,
-    undeclared,
+    whole_pattern,
 )
-from server.parsing.schemas import KINDS, kind, kinds, listed, target
+from server.parsing.parameters import Parameters, shapes
+from server.parsing.schemas import (
+    KINDS,
+    alternatives,
+    common_types,
+    followed,
+    kind,
+    kinds,
+    listed,
+)
 from server.parsing.tagged_calls import Tags
 
 
@@ -42,9 +49,15 @@ def tagged_parameters(lark: Lark, function: Function, tags: Tags) -> str:
     """All parameters in the order of their declaration; those that are not required, or not. After
     them others, where the schema allows some.
     """
-    needed, declared = required(function.parameters), properties(function.parameters)
+    _check_exact(function)
+    of_shapes = [_tagged_shape(lark, function, tags, one) for one in _shapes(function.parameters)]
+    return of_shapes[0] if len(of_shapes) == 1 else lark.any_of([one or '""' for one in of_shapes])
+
+
+def _tagged_shape(lark: Lark, function: Function, tags: Tags, shape: Parameters) -> str:
+    needed = dict.fromkeys(shape.required)
     expressions = []
-    for key, schema in declared.items():
+    for key, schema in shape.declared.items():
         if schema is False and key not in needed:
             continue
         values = [
@@ -53,14 +66,41 @@ def tagged_parameters(lark: Lark, function: Function, tags: Tags) -> str:
         ]
         optional = "" if key in needed else "?"
         expressions.append(f"({lark.any_of(values)}){optional}")
-    if (others := undeclared(function.parameters)) is not False:
-        expressions.append(f"({_other(lark, function, tags, others)})*")
+    others = [
+        _other(lark, function, tags, schema, lark.name_but(shape.declared, pattern))
+        for pattern, schema in _others(shape)
+    ]
+    if others:
+        expressions.append(f"({lark.any_of(others)})*")
     return " ".join(expressions)
 
 
-def _other(lark: Lark, function: Function, tags: Tags, schema: Any) -> str:
-    """A parameter that is not declared."""
-    name, stand_in = lark.name_but(properties(function.parameters)), "name"
+def _shapes(schema: Schema) -> Sequence[Parameters]:
+    """The alternatives for an object's members. Raises NotASchema."""
+    keyword(schema, "properties", dict)
+    if not all(isinstance(name, str) for name in keyword(schema, "required", list) or ()):
+        raise NotASchema("'required' in a schema must be names")
+    return shapes(schema)
+
+
+def _check_exact(function: Function) -> None:
+    """Raises NotASchema for a strict function whose parameters the notation allows more loosely."""
+    if function.strict and not all(one.is_exact for one in _shapes(function.parameters)):
+        raise NotASchema(f"the parameters of {function.name!r} cannot be enforced as they are")
+
+
+def _others(shape: Parameters) -> Iterator[tuple[str | None, Any]]:
+    """Parameters that are not declared by name: a pattern of their names, and their schema."""
+    for pattern, schema in shape.patterns.items():
+        if schema is not False:
+            yield pattern, schema
+    if shape.undeclared is not False:
+        yield None, shape.undeclared
+
+
+def _other(lark: Lark, function: Function, tags: Tags, schema: Any, name: str) -> str:
+    """A parameter that is not declared by name."""
+    stand_in = "name"
     written = []
     for type_, value in _values(lark, function, tags, schema):
         begin, _, end = tags.opening(stand_in, type_).rpartition(stand_in)
@@ -76,15 +116,15 @@ def _values(lark: Lark, function: Function, tags: Tags, schema: Any) -> Iterator
         if constants := _constants(branch):
             for value in constants:
                 is_text = isinstance(value, str)
-                text = lark.text(value) if is_text else lark.json({"const": value}, strict=True)
+                text = lark.text(value) if is_text else lark.json({"const": value}, {}, strict=True)
                 yield kind(value), f"{text} {close}"
             continue
         for name in sorted(kinds(branch, root) or KINDS):
             if name == "string":
                 yield from (("string", text) for text in _strings(lark, function, tags, branch))
             else:
-                only = {**branch, "type": name, **_definitions(branch, root)}
-                yield name, f"{lark.json(only, strict=function.strict)} {close}"
+                only = {**branch, "type": name}
+                yield name, f"{lark.json(only, root, strict=function.strict)} {close}"
 
 
 def _strings(lark: Lark, function: Function, tags: Tags, schema: Schema) -> Iterator[str]:
@@ -100,45 +140,73 @@ def _patterns(schema: Schema) -> Iterator[str]:
     """A schema's constraints on a string's length and form, as regular expressions for the whole
     string.
     """
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    least, most = schema.get("minLength") or 0, schema.get("maxLength", "")
     if least or most != "":
         yield f"(?s:.{{{least},{most}}})"
     if pattern := keyword(schema, "pattern", str):
-        escaped = re.sub(r"(\\.)|/", lambda match: match[1] or r"\/", pattern).replace("\n", r"\n")
-        begin = "" if pattern.startswith("^") else ANY_TEXT
-        end = "" if pattern.endswith("$") else ANY_TEXT
-        yield f"{begin}(?:{escaped.removeprefix('^').removesuffix('$')}){end}"
+        yield whole_pattern(pattern)
+    for other in listed(schema, "allOf"):
+        if isinstance(other, Mapping):
+            yield from _patterns(other)
 
 
 def _branches(schema: Any, root: Schema) -> Iterator[Schema]:
-    """The alternatives of a schema, references followed; none where it refers to itself alone."""
-    waiting, seen = deque([schema]), set[int]()
+    """The alternatives of a schema, each with all that applies to its value; none where it refers
+    to itself alone. Of too many, one that allows anything is the last.
+    """
+    waiting: deque[tuple[list[Any], Schema, frozenset[int]]] = deque([([schema], {}, frozenset())])
+    left = _MOST_BRANCHES
     while waiting:
-        branch = waiting.popleft()
-        if not isinstance(branch, Mapping):
-            branch = {}
-        if id(branch) in seen:
+        applies, merged, path = waiting.popleft()
+        left -= 1
+        if left < 0:
+            yield {}
+            return
+        if not applies:
+            yield merged
             continue
-        seen.add(id(branch))
-        if isinstance(branch.get("$ref"), str):
-            waiting.appendleft(target(branch["$ref"], root))
+        first, *rest = applies
+        if id(first) in path:
             continue
-        choices = branch.get("anyOf") or branch.get("oneOf") or branch.get("allOf")
-        if isinstance(choices, list) and ("allOf" not in branch or len(choices) == 1):
-            waiting += choices
-        else:
-            yield branch
+        if not isinstance(first, Mapping):
+            waiting.appendleft((rest, merged, path))
+            continue
+        inside = path | {id(first)}
+        own = {key: value for key, value in first.items() if key not in _APPLY_AS_WELL}
+        merged = _merged(merged, own)
+        if isinstance(first.get("$ref"), str):
+            rest = [followed(first["$ref"], root), *rest]
+        places = [*alternatives(first)]
+        rest = [*(place[0] for place in places if len(place) == 1), *rest]
+        several = [place for place in places if len(place) > 1]
+        if not several:
+            waiting.appendleft((rest, merged, inside))
+            continue
+        rest += [{"anyOf": place} for place in several[1:]]
+        waiting.extendleft(([choice, *rest], merged, inside) for choice in reversed(several[0]))
+
+
+_APPLY_AS_WELL = frozenset({"$ref", "allOf", "anyOf", "oneOf", "$defs", "definitions"})
+_MOST_BRANCHES = 1000
+
+
+def _merged(one: Schema, other: Schema) -> Schema:
+    """A schema for what conforms to both."""
+    merged = {**one, **other}
+    for key in (one.keys() & other.keys()) - _ANNOTATIONS:
+        if key == "type":
+            types = common_types(one[key], other[key])
+            merged[key] = types[0] if len(types) == 1 else types
+            if types:
+                continue
+        elif one[key] == other[key] and type(one[key]) is type(other[key]):
+            continue
+        return {**one, "allOf": [*listed(one, "allOf"), other]}
+    return merged
 
 
 def _constants(schema: Schema) -> Sequence[Any]:
     return [schema["const"]] if "const" in schema else listed(schema, "enum")
-
-
-def _definitions(schema: Schema, root: Schema) -> Schema:
-    """The definitions that references in the schema need when it is used alone."""
-    if '"$ref"' not in json.dumps(schema):
-        return {}
-    return {key: root[key] for key in ("$defs", "definitions") if key in root}
 
 
 Value: TypeAlias = Callable[[Schema], str]
@@ -167,7 +235,8 @@ _KEY = re.compile(r"[^\s,:=<>\"'()\[\]{}](?:[^,:=<>\"'()\[\]{}]*[^\s,:=<>\"'()\[
 
 def keyword_call(lark: Lark, function: Function) -> str:
     """`name(key=value, other=value)`. Values are JSON, which Python nearly is."""
-    members = _members(lark, function.parameters, "=", ", ", _json(lark, function))
+    _check_exact(function)
+    members = _any_members(lark, function.parameters, "=", ", ", _json(lark, function))
     return f"{lark.text(function.name + '(')} {members} {lark.text(')')}"
 
 
@@ -176,7 +245,8 @@ def braced_call(quote: str) -> WriteCall:
 
     def call(lark: Lark, function: Function) -> str:
         values = _Braces(lark, _json(lark, function), quote)
-        members = _members(lark, function.parameters, ":", ",", values.value)
+        _check_exact(function)
+        members = _any_members(lark, function.parameters, ":", ",", values.value)
         return f"{lark.text(function.name + '{')} {members} {lark.text('}')}"
 
     return call
@@ -186,8 +256,7 @@ def _json(lark: Lark, function: Function) -> Value:
     """Values as JSON."""
 
     def value(schema: Schema) -> str:
-        whole = {**schema, **_definitions(schema, function.parameters)}
-        return lark.json(whole, strict=function.strict)
+        return lark.json(schema, function.parameters, strict=function.strict)
 
     return value
 
@@ -218,7 +287,7 @@ class _Braces:
             item = inner.value(_schema(schema.get("items", {})))
             return self.lark.rule(f'"[" ({item} ("," {item})*)? "]"')
         if kind == "object" and keywords <= _OBJECT and "properties" in schema:
-            members = _members(self.lark, schema, ":", ",", inner.value)
+            members = _any_members(self.lark, schema, ":", ",", inner.value)
             return self.lark.rule(f'"{{" {members} "}}"')
         return ""
 
@@ -232,15 +301,23 @@ class _Braces:
         return self.lark.any_of([f"{quote} {self.lark.text(text)} {quote}" for text in texts])
 
 
-def _members(lark: Lark, schema: Schema, assign: str, comma: str, value: Value) -> str:
+def _any_members(lark: Lark, schema: Schema, assign: str, comma: str, value: Value) -> str:
+    """Keys and values of one of the schema's shapes."""
+    of_shapes = [_members(lark, shape, assign, comma, value) for shape in _shapes(schema)]
+    return of_shapes[0] if len(of_shapes) == 1 else lark.any_of([one or '""' for one in of_shapes])
+
+
+def _members(lark: Lark, shape: Parameters, assign: str, comma: str, value: Value) -> str:
     """Keys and values in the order of their declaration; those that are not required, or not."""
-    needed = required(schema)
-    declared = properties(schema)
-    members = declared | {key: {} for key in needed if key not in declared}
+    needed, members = dict.fromkeys(shape.required), dict(shape.declared)
     # `first` begins with the first member that is written, `further` with a comma.
     first = further = ""
-    if (others := undeclared(schema)) is not False:
-        pair = lark.rule(f"{lark.name_but(members)} {lark.text(assign)} {value(_schema(others))}")
+    others = [
+        f"{lark.name_but(members, pattern)} {lark.text(assign)} {value(_schema(schema))}"
+        for pattern, schema in _others(shape)
+    ]
+    if others:
+        pair = lark.any_of(others)
         further = lark.rule(f"({lark.text(comma)} {pair})*")
         first = lark.rule(f"({pair} {further})?")
     for key, of_key in reversed(members.items()):

@@ -7,7 +7,17 @@ import json
 import re
 from collections.abc import Callable
 
-from server.parsing.reader import AnswerPart, Calls, Content, NotACall, Reader, Reading, gathered
+from server.parsing import json_repair
+from server.parsing.reader import (
+    AnswerPart,
+    CallBegun,
+    Calls,
+    Content,
+    NotACall,
+    Reader,
+    Reading,
+    gathered,
+)
 
 _PLAIN = re.compile(r'[^"\\]*')
 _BETWEEN = re.compile(r'[^"{}\[\]<]*')
@@ -158,10 +168,21 @@ _KNOWN = ("id", "type", "index")  # may come before the name, too
 
 
 def read_object(reader: Reader, calls: Calls) -> Reading[None]:
-    """`{"name": ..., "arguments": {...}}`, the keys in any order.
+    """`{"name": ..., "arguments": {...}}` after a marker, the keys in any order.
 
     Raises NotACall as long as the name has not been given out.
     """
+    yield from _read_call(reader, calls, calls.begin)
+
+
+def read_declared_object(reader: Reader, calls: Calls) -> Reading[None]:
+    """Such an object where no marker says that it is a call. Raises NotACall unless its name is
+    that of a function of the request: other objects have names, too.
+    """
+    yield from _read_call(reader, calls, calls.begin_declared)
+
+
+def _read_call(reader: Reader, calls: Calls, begin: Callable[[str], CallBegun]) -> Reading[None]:
     yield from reader.skip_space()
     if not (yield from reader.starts(["{"])):
         raise NotACall
@@ -170,7 +191,7 @@ def read_object(reader: Reader, calls: Calls) -> Reading[None]:
         key = yield from read_key(reader)
         if key == "name" and not name:
             name = yield from read_string(reader)
-            yield calls.begin(name)
+            yield begin(name)
         elif key in _ARGUMENTS and name:
             yield from read_arguments(reader, calls)
             given = True
@@ -186,6 +207,7 @@ def read_object(reader: Reader, calls: Calls) -> Reading[None]:
     if not name:
         raise NotACall
     yield from reader.starts(["}"])
+    yield from drop_braces(reader)
     if not given:
         yield calls.arguments(_as_object(early))
 
@@ -194,9 +216,18 @@ def read_arguments(reader: Reader, calls: Calls) -> Reading[None]:
     """A JSON object as it stands; or one that was written into a string; or null for none."""
     yield from reader.skip_space()
     if (yield from reader.peek()) == "{":
-        yield from json_value(reader, calls.arguments)
+        yield from json_repair.read_object(reader, calls.arguments)
     else:
         yield calls.arguments(_as_object((yield from whole_value(reader))))
+
+
+def drop_braces(reader: Reader) -> Reading[None]:
+    """Consume braces after an object that has been closed: a model has written one too many."""
+    while True:
+        space = yield from reader.skip_space()
+        if not (yield from reader.starts(["}"])):
+            reader.give_back(space)
+            return
 
 
 def whole_value(reader: Reader) -> Reading[str]:
@@ -208,11 +239,12 @@ def whole_value(reader: Reader) -> Reading[str]:
 def _as_object(text: str) -> str:
     """Arguments that are not written as an object: one inside of a string, or none at all.
 
-    What is broken passes as it is: the client sees what the model wrote.
+    What has no reading passes as it is: the client sees what the model wrote.
     """
     if text.startswith('"'):
         try:
             text = decoded_string(text)
         except NotACall:
             return text
+        text = json_repair.repaired(text) if text.startswith("{") else text
     return "{}" if text in {"", "null"} else text

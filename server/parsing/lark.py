@@ -4,10 +4,12 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
-from server.parsing.schemas import KINDS, closed, target
+from engine.values.schemas import LeadsNowhere, ignore, plain, refuse
+from server.parsing.parameters import parameters
+from server.parsing.schemas import KINDS, closed
 
 Schema: TypeAlias = Mapping[str, Any]
 Value = TypeVar("Value", dict[str, Any], list[Any], str)
@@ -78,18 +80,28 @@ class Lark:
         text = " & ".join(f"/{pattern}{before}/" for pattern in patterns)
         return f"{self.terminal(text)} {self.text(end[special.start() :])}"
 
-    def json(self, schema: Schema, *, strict: bool) -> str:
-        """An expression for JSON that conforms to the schema; keywords that are not known, or say
-        what no grammar can have, are passed over unless `strict`."""
+    def json(self, schema: Schema, root: Schema, *, strict: bool) -> str:
+        """An expression for JSON that conforms to the schema, whose references lead into `root`;
+        keywords that are not known, or say what no grammar can have, are passed over unless
+        `strict`.
+        """
         options = {**_SPACING, "lenient": not strict}
-        self._count(json.dumps(schema))
-        enforced = _without(_is_about if strict else partial(_is_passed_over, schema), schema)
+        try:
+            enforced = plain(schema, root, refuse if strict else ignore)
+        except LeadsNowhere as error:
+            raise NotASchema(str(error)) from None
+        self._count(json.dumps(enforced))
+        enforced = _without(_is_about if strict else _is_passed_over, enforced)
         return self.rule("%json " + json.dumps({**enforced, "x-guidance": options}))
 
-    def name_but(self, names: Collection[str]) -> str:
-        """An expression for the name of a member that is none of these."""
+    def name_but(self, names: Collection[str], pattern: str | None = None) -> str:
+        """An expression for the name of a member that is none of these, and matches the pattern if
+        one is given.
+        """
         others = "|".join(re.escape(name).replace("/", r"\/") for name in names)
-        return self.terminal(r"/[a-zA-Z0-9_.-]{1,64}/" + (f" & ~/({others})/" if others else ""))
+        but = f" & ~/({others})/" if others else ""
+        fits = f" & /{whole_pattern(pattern)}/" if pattern and is_regular(pattern) else ""
+        return self.terminal(r"/[a-zA-Z0-9_.-]{1,64}/" + fits + but)
 
     def any_of(self, expressions: Sequence[str]) -> str:
         """An expression for one of these."""
@@ -191,40 +203,34 @@ def keyword(schema: Schema, name: str, kind: type[Value]) -> Value | None:
     raise NotASchema(f"{name!r} in a schema has a value of the wrong type")
 
 
-def properties(schema: Schema) -> dict[str, Any]:
-    """The schemas of an object's members by their names. Raises NotASchema."""
-    return keyword(schema, "properties", dict) or {}
-
-
-def undeclared(schema: Schema) -> Any:
-    """The schema of members that an object may have in addition to those that it declares; else
-    False."""
-    return schema.get("additionalProperties", False)
-
-
-def required(schema: Schema) -> Collection[str]:
-    """The names of the members that an object must have, in their order. Raises NotASchema."""
-    names = keyword(schema, "required", list) or []
-    if not all(isinstance(name, str) for name in names):
-        raise NotASchema("'required' in a schema must be names")
-    return dict.fromkeys(names)  # each member is looked up in it
-
-
 def arguments_schema(function: Function) -> Schema:
-    """The parameters' schema as an object's, which has no others than those that are declared."""
-    return closed({"type": "object", **function.parameters})
+    """The parameters' schema as an object's, which has no others than those that are declared. A
+    function without a schema has no parameters.
+    """
+    return closed({"type": "object", **(function.parameters or {"properties": {}})})
 
 
 def names_only(function: Function) -> Function:
     """The function, of whose parameters the names alone count, unless it is strict."""
     if function.strict:
         return function
-    names = function.parameters.get("properties")
-    if not isinstance(names, Mapping):
-        return Function(function.name, {})
-    others = undeclared(function.parameters) is not False
-    declared = {"properties": {name: {} for name in names}, "additionalProperties": others}
-    return Function(function.name, declared)
+    found = parameters(arguments_schema(function))
+    names: Schema = {name: {} for name, schema in found.declared.items() if schema is not False}
+    others = found.undeclared is not False or bool(found.patterns)
+    return Function(function.name, {"properties": names, "additionalProperties": others})
+
+
+def is_regular(pattern: str) -> bool:
+    """Whether a pattern has no look-arounds and back-references, which no grammar can have."""
+    return not _NOT_RUST.search(pattern)
+
+
+def whole_pattern(pattern: str) -> str:
+    """A schema's pattern, which is searched for, as a regular expression for the whole text."""
+    escaped = re.sub(r"(\\.)|/", lambda match: match[1] or r"\/", pattern).replace("\n", r"\n")
+    begin = "" if pattern.startswith("^") else ANY_TEXT
+    end = "" if pattern.endswith("$") else ANY_TEXT
+    return f"{begin}(?:{escaped.removeprefix('^').removesuffix('$')}){end}"
 
 
 def json_call(arguments_key: str = "arguments") -> WriteCall:
@@ -248,7 +254,7 @@ def headed_call(separator: str) -> WriteCall:
 
 def json_arguments(lark: Lark, function: Function) -> str:
     """The arguments as a JSON object."""
-    return lark.json(function.parameters, strict=function.strict)
+    return lark.json(function.parameters, function.parameters, strict=function.strict)
 
 
 def _without(dropped: Callable[[str, Any], bool], schema: Any) -> Any:
@@ -269,17 +275,15 @@ def _is_about(keyword: str, value: Any) -> bool:
     return keyword in _ABOUT and isinstance(value, str)
 
 
-def _is_passed_over(root: Schema, keyword: str, value: Any) -> bool:
+def _is_passed_over(keyword: str, value: Any) -> bool:
     """Whether no grammar can have a keyword, or it is for readers alone: a pattern that looks
-    around, as zod's of an e-mail address does, an unknown type, a reference that leads nowhere.
+    around, an unknown type.
     """
     match keyword, value:
         case "pattern", str():
-            return bool(_NOT_RUST.search(value))
+            return not is_regular(value)
         case "type", str() | list():
             return any(
                 name not in KINDS for name in (value if isinstance(value, list) else [value])
             )
-        case "$ref", str():
-            return not (value.startswith("#") and target(value, root))
     return _is_about(keyword, value)

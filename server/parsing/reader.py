@@ -2,12 +2,14 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, TypeAlias, TypeVar
 from uuid import uuid4
+
+from server.parsing.parameters import Parameters, parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +63,46 @@ class Calls:
     def __init__(self, tools: Mapping[str, Mapping[str, Any]], new_id: NewId) -> None:
         self._tools = tools
         self._new_id = new_id
+        self._latest: tuple[str, Parameters] | None = None  # of the function that is called
+        self._ids = set[str]()
         self.begun = 0
         self.has_broken_json = False  # a value between tags began as JSON and was none
 
     def begin(self, name: str, id: str | None = None) -> CallBegun:
-        """The next call. Raises NotACall for an empty name."""
+        """The next call. It has the id that the model wrote, unless another call of the answer has
+        it. Raises NotACall for an empty name.
+        """
         if not name:
             raise NotACall
-        index = self.begun
+        index = number = self.begun
         self.begun += 1
-        return CallBegun(index, id or self._new_id(name, index), name)
+        while not id or id in self._ids:
+            id, number = self._new_id(name, number), number + 1
+        self._ids.add(id)
+        return CallBegun(index, id, name)
+
+    def begin_declared(self, name: str) -> CallBegun:
+        """The next call, where no marker says that it is one. Raises NotACall for the name of a
+        function that the request does not declare.
+        """
+        if not self.declares(name):
+            raise NotACall
+        return self.begin(name)
 
     def arguments(self, text: str) -> CallArguments:
         """A slice of the arguments of the call that began last."""
         return CallArguments(self.begun - 1, text)
 
-    def parameters(self, name: str) -> Mapping[str, Any]:
-        """The schemas of a function's parameters by name; none for a function that is unknown."""
-        properties = self.schema(name).get("properties")
-        return properties if isinstance(properties, Mapping) else {}
+    def parameter(self, name: str, key: str) -> Any:
+        """The schema of a function's parameter; None where nothing says what it is."""
+        if self._latest is None or self._latest[0] != name:
+            self._latest = name, parameters(self.schema(name))
+        return self._latest[1].of(key)
 
-    def others(self, name: str) -> Mapping[str, Any]:
-        """The schema of a function's parameters that are not declared; empty where it says none."""
-        others = self.schema(name).get("additionalProperties")
-        return others if isinstance(others, Mapping) else {}
+    def parameter_names(self, name: str) -> Collection[str]:
+        """The names of a function's declared parameters."""
+        self.parameter(name, "")
+        return self._latest[1].declared.keys() if self._latest else ()
 
     def declares(self, name: str) -> bool:
         """Whether the request has a function of this name."""

@@ -74,6 +74,7 @@ _TOOL_SIGNS = (
     _Signs("glm47", ["<arg_key>"]),
     _Signs("lfm2", ["<|tool_list_start|>"]),
     _Signs("lfm2", ["<|tool_call_start|>"]),
+    _Signs("seed_oss", ["<seed:tool_call>", "<function="]),
     _Signs("qwen3_coder", ["<tool_call>\\n<function="]),
     _Signs("qwen3_coder", ["<tool_call>\n<function="]),
     _Signs("kimi_k2", ["<|tool_calls_section_begin|>"]),

@@ -8,19 +8,15 @@ those of OpenAI's strict mode. Others may be enforced too, but some values of th
 pattern that looks around, a format without a grammar.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, TypeAlias
+
+from engine.values.schemas import LeadsNowhere, target
 
 KINDS = ("string", "number", "integer", "boolean", "null", "object", "array")
 """JSON Schema's types."""
 
 _MOST_BRANCHES = 1000  # and values of enums: they are gone through for each value that is written
-
-MAX_REFERENCE_STEPS = 64
-"""Names in the path of one `$ref`. Generated schemas have two or three."""
-MAX_FOLLOWED_STEPS = 1 << 18
-"""Steps to find the types of all parameters of a request's functions. Ordinary tools take a few
-steps for each parameter."""
 
 _KIND_OF: Mapping[type, str] = {
     str: "string",
@@ -37,76 +33,81 @@ _IMPLIED = {"object": "properties", "array": "items"}
 def kinds(schema: Any, root: Mapping[str, Any]) -> Set[str]:
     """The types that a schema allows, of KINDS; none where it does not say, or says it at length.
 
-    References lead into `root`, the function's whole schema.
+    A value conforms to all that applies to it: types are those that each of the schema, its
+    reference, and the alternatives allow. References lead into `root`, the function's whole schema.
     """
-    found, left = set[str](), _MOST_BRANCHES
-    for branch in _alternatives(schema, root):
-        left -= 1 + len(listed(branch, "enum"))
-        if left < 0:
+    try:
+        return _Kinds(root).of(schema, 0) or set()
+    except _TooLong:
+        return set()
+
+
+class _TooLong(Exception):
+    """A schema says its types at too great length."""
+
+
+_MOST_KIND_DEPTH = 250
+
+
+class _Kinds:
+    """The types of schemas, each found once."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._left = _MOST_BRANCHES
+        self._known: dict[int, Set[str] | None] = {}
+
+    def of(self, schema: Any, depth: int) -> Set[str] | None:
+        """None: any type. Raises _TooLong."""
+        if schema is False:
             return set()
-        if not isinstance(branch.get("$ref"), str):
-            found |= _stated_kinds(branch)
-    return found
+        if not isinstance(schema, Mapping) or depth > _MOST_KIND_DEPTH:
+            return None
+        if id(schema) in self._known:
+            return self._known[id(schema)]
+        self._known[id(schema)] = None  # where it refers to itself, that says nothing
+        self._left -= 1 + len(listed(schema, "enum"))
+        if self._left < 0:
+            raise _TooLong
+        found: Set[str] | None = _stated_kinds(schema) or None
+        for place in _same_value(schema, self._root):
+            each = [self.of(one, depth + 1) for one in place]
+            if None not in each:
+                found = _common(found, set().union(*(one for one in each if one)))
+        self._known[id(schema)] = found
+        return found
 
 
-def target(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
+def _common(one: Set[str] | None, other: Set[str]) -> Set[str]:
+    """The types that both allow; integers are numbers."""
+    if one is None:
+        return other
+    common = one & other
+    if "integer" in (one | other) - common and "number" in (one | other) - common:
+        common |= {"integer"}
+    return common
+
+
+def common_types(one: Any, other: Any) -> list[str]:
+    """The types that two values of `type` both allow."""
+    first, second = (
+        {name for name in KINDS if name in (types if isinstance(types, list) else [types])}
+        for types in (one, other)
+    )
+    return [name for name in KINDS if name in _common(first, second)]
+
+
+def followed(reference: str, root: Mapping[str, Any]) -> Any:
     """The schema to which a `$ref` leads, which may be a reference itself. An empty schema, which
     allows anything, where the `$ref` leads nowhere.
     """
-    schema: Any = root
-    for step in reference.removeprefix("#").split("/")[1:]:
-        if not isinstance(schema, Mapping):
-            return {}
-        schema = schema.get(step.replace("~1", "/").replace("~0", "~"))
-    return schema if isinstance(schema, Mapping) else {}
+    try:
+        return target(reference, root)
+    except LeadsNowhere:
+        return {}
 
 
-def check_work(functions: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ValueError where the parameters of all functions together take too many steps to
-    follow. Each of `functions` is the schema of one function's parameters.
-
-    A few kilobytes of schemas that refer to one another can take minutes of work otherwise.
-    """
-    left = MAX_FOLLOWED_STEPS
-    for root in functions:
-        _check_references(root)
-        declared = root.get("properties")
-        parameters = declared.values() if isinstance(declared, Mapping) else ()
-        for parameter in (*parameters, root.get("additionalProperties")):
-            left = _followed(parameter, root, left)
-
-
-def _check_references(root: Mapping[str, Any]) -> None:
-    waiting: list[Any] = [root]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Mapping):
-            waiting += part.values()
-            reference = part.get("$ref")
-            if isinstance(reference, str) and reference.count("/") > MAX_REFERENCE_STEPS:
-                raise ValueError(
-                    f"the path of a $ref has more than {MAX_REFERENCE_STEPS} steps: "
-                    f"{reference[:40]}..."
-                )
-        elif isinstance(part, list):
-            waiting += part
-
-
-def _followed(parameter: Any, root: Mapping[str, Any], left: int) -> int:
-    """The rest of `left` steps after following one parameter. Raises ValueError below zero."""
-    for branch in _alternatives(parameter, root):
-        reference = branch.get("$ref")
-        steps = reference.count("/") if isinstance(reference, str) else 0
-        left -= 1 + steps + len(listed(branch, "enum"))
-        if left < 0:
-            raise ValueError(
-                f"it takes more than {MAX_FOLLOWED_STEPS} steps to follow the references and "
-                "alternatives of all parameters"
-            )
-    return left
-
-
-def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def applied(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The schema, and those that a value conforms to, or may, where it conforms to that: each once,
     references and alternatives followed as they are consumed.
     """
@@ -118,9 +119,8 @@ def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str,
         seen.add(id(branch))
         yield branch
         if isinstance(branch.get("$ref"), str):
-            waiting.append(target(branch["$ref"], root))
-        else:
-            waiting += [one for key in ("anyOf", "oneOf", "allOf") for one in listed(branch, key)]
+            waiting.append(followed(branch["$ref"], root))
+        waiting += [one for key in ("anyOf", "oneOf", "allOf") for one in listed(branch, key)]
 
 
 def kind(value: Any) -> str:
@@ -187,7 +187,13 @@ def _reached(root: Schema) -> Iterator[tuple[Schema, bool]]:
 def _same_value(schema: Schema, root: Schema) -> Iterator[list[Any]]:
     """Schemas that a value conforms to as well: for each place, the alternatives."""
     if isinstance(schema.get("$ref"), str):
-        yield [target(schema["$ref"], root)]
+        yield [followed(schema["$ref"], root)]
+    yield from alternatives(schema)
+
+
+def alternatives(schema: Schema) -> Iterator[list[Any]]:
+    """For each of `allOf`, for `anyOf` and for `oneOf`: the schemas of which a value conforms to
+    one."""
     for key in _BRANCHES:
         if branches := listed(schema, key):
             yield from [[one] for one in branches] if key == "allOf" else [branches]

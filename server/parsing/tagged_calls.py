@@ -10,7 +10,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from server.parsing.answer import ReadCalls, all_calls
@@ -24,6 +24,7 @@ from server.parsing.reader import (
     NotACall,
     Reader,
     Reading,
+    first_marker,
     gathered,
     held_back,
 )
@@ -145,6 +146,39 @@ def _until(kept: Callable[[str], int]) -> ReadValue:
     return until
 
 
+MOST_NEXT_PARAMETERS = 32
+"""Names of parameters that are looked for within the text of another one."""
+
+
+def _until_line(tags: "Tags", lines: Sequence[str]) -> "Tags":
+    """The tags, with which a value ends also where one of the lines begins another parameter: a
+    model has forgotten the end tag.
+    """
+    if not lines:
+        return tags
+
+    def until(reader: Reader, end: str, part: Callable[[str], AnswerPart]) -> Reading[str]:
+        markers = [end, *lines]
+        while True:
+            found = first_marker(reader.text, markers)
+            n_before = found[0] if found else len(reader.text) - held_back(reader.text, markers)
+            is_end = found is None or found[1] == end
+            text = reader.text[:n_before]
+            if free := len(text.removesuffix("\n") if is_end else text):
+                yield part(reader.take(free))
+            if found:
+                reader.take(n_before - free + len(found[1]))
+                if not is_end:
+                    reader.give_back(found[1])
+                return end
+            if reader.is_closed:
+                reader.take(len(reader.text))
+                return ""
+            yield None
+
+    return replace(tags, trim=replace(tags.trim, until=until))
+
+
 def _stripped_until(reader: Reader, end: str, part: Callable[[str], AnswerPart]) -> Reading[str]:
     """White space is taken as it comes: it is the value's if more of that follows."""
     space: list[str] = []
@@ -216,6 +250,12 @@ class Tags:
     line: str = ""
     quotes: Sequence[Quotes] = (Quotes(),)
 
+    def parameter_lines(self, keys: Sequence[str]) -> Sequence[str]:
+        """The lines with which parameters of these names begin, where such a line is no text."""
+        if self.trim is not LINES or self.value_begin:
+            return ()
+        return [f"\n{self.opening(key, 'string')}" for key in keys]
+
     def opening(self, key: str, kind: str) -> str:
         """The text before a parameter's value of that type."""
         between = self.line + self.value_begin if self.value_begin else ""
@@ -268,6 +308,7 @@ class _Arguments:
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
         self.is_empty = True
+        self.keys = set[str]()
 
     def text(self, text: str) -> CallArguments:
         """A slice of a string."""
@@ -275,6 +316,7 @@ class _Arguments:
 
     def value(self, key: str, text: str) -> CallArguments:
         """A key and its value, or the begin of that."""
+        self.keys.add(key)
         before = "{" if self.is_empty else ", "
         self.is_empty = False
         return self.calls.arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: {text}")
@@ -291,7 +333,7 @@ def _read_call(reader: Reader, calls: Calls, tags: Tags) -> Reading[None]:
     """
     call, whole, parameter = tags.call, tags.whole, tags.parameter
     inside = [parameter.begin, call.end]
-    separators = [call.head_end] if call.head_end else inside
+    separators = [call.head_end] if call.head_end else [*inside, *_closing(parameter, tags)]
     head, found = yield from reader.name(separators, tags.heads.pattern)
     if found in inside:
         reader.give_back(found)
@@ -322,6 +364,11 @@ def _read_call(reader: Reader, calls: Calls, tags: Tags) -> Reading[None]:
         reader.give_back(found)
 
 
+def _closing(parameter: Tag, tags: Tags) -> Sequence[str]:
+    """Tags that a slip puts where a parameter begins or ends."""
+    return [*filter(None, (parameter.head_end, tags.value_begin, parameter.end))]
+
+
 def _read_parameter(
     reader: Reader, arguments: _Arguments, tags: Tags, calls: Calls, name: str
 ) -> Reading[None]:
@@ -339,9 +386,11 @@ def _read_parameter(
         return
     allowed = tags.heads.kinds(attributes)
     if allowed is None:
-        declared = calls.parameters(name).get(key, calls.others(name) or tags.undeclared)
-        allowed = kinds(declared, calls.schema(name))
-    yield from _read_value(reader, arguments, key, tags, allowed)
+        declared = calls.parameter(name, key)
+        allowed = kinds(tags.undeclared if declared is None else declared, calls.schema(name))
+    others = [one for one in calls.parameter_names(name) if one not in {key, *arguments.keys}]
+    lines = tags.parameter_lines(others[:MOST_NEXT_PARAMETERS])
+    yield from _read_value(reader, arguments, key, _until_line(tags, lines), allowed)
 
 
 def _read_value(

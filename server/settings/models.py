@@ -192,6 +192,11 @@ class ConversationSettings(SettingsModel):
         description="Tool calls whose names and arguments a grammar enforces: all, or those of "
         "strict functions.",
     )
+    loops: Annotated[Literal["end", "allow"], Section.MODEL] = Field(
+        "end",
+        description="end: a request with tools ends where its answer repeats the same tokens "
+        "without end; allow: it does not, unless it has `repetition_detection`.",
+    )
     json_schemas: Annotated[Literal["closed", "literal"], Section.MODEL] = Field(
         "closed",
         description="closed: objects with `properties` allow no others unless the schema says so,"

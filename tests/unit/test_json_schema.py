@@ -90,9 +90,9 @@ def test_what_a_schema_forbids_is_never_generated(
         ({"enum": [[{"a": 10**400}]]}, "beyond 64-bit"),
         ({"const": "a\0b"}, "control characters"),
         ({"properties": {"\1": {}}, "patternProperties": {"^.$": False}}, "control characters"),
-        ({"$ref": "http://example.com/a"}, "must begin with #/"),
+        ({"$ref": "http://example.com/a"}, "must begin with #"),
         ({"$ref": "#/$defs/a"}, "leads nowhere"),
-        ({"$ref": "#/$defs/a~1b", "$defs": {"a~1b": {}}}, "escaped names"),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a~1b": {}}}, "leads nowhere"),
         (
             {"$ref": "#/$defs/a", "$defs": {"a": {"$id": "http://example.com/a"}}},
             "together with an \\$id",

@@ -126,3 +126,15 @@ def test_same_json_is_the_same_when_sorted(one: object, other: object) -> None:
     """The floats among them are whole."""
     assert same_json(one, other) is (as_javascript(one) == as_javascript(other))
     assert same_json(one, json.loads(json.dumps(one)))
+
+
+def test_the_same_ids_in_two_conversations_are_two_answers() -> None:
+    """As of models that write the ids of their calls."""
+    replays = Replays()
+    one, other = (replace(SAID, conversation=conversation) for conversation in (b"1", b"2"))
+    own = Replay((7,))
+    replays.remember("", one, REPLAY)
+    assert replays.find("", other) is None
+    replays.remember("", other, own)
+    assert replays.find("", one) is REPLAY
+    assert replays.find("", other) is own

@@ -183,6 +183,8 @@ class MessageForm:
             return "stop_sequence"
         if choice.finish_reason is FinishReason.LENGTH:
             return "max_tokens" if self._has_all_tokens else "model_context_window_exceeded"
+        if choice.finish_reason is FinishReason.REPETITION:
+            return "max_tokens"  # of those that there are, the one that says that it is incomplete
         return "tool_use" if choice.calls and not choice.cut_off_call else "end_turn"
 
 

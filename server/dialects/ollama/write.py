@@ -96,7 +96,7 @@ class OllamaForm:
         return {
             **_head(self._model),
             "done": True,
-            "done_reason": "length" if choice.finish_reason is FinishReason.LENGTH else "stop",
+            "done_reason": "stop" if choice.finish_reason is FinishReason.STOP else "length",
             **self._durations(choice),
             "prompt_eval_count": usage.prompt_tokens,
             "eval_count": usage.completion_tokens,

@@ -337,13 +337,13 @@ def _json_object(fields: Mapping[str, object], rendered: Mapping[str, bytes]) ->
 
 def _status(choice: Choice) -> ResponseStatus:
     """The status of a response at the end of its answer. Raises ApiError (500) before that."""
-    is_too_long = wire_finish_reason(choice.finish_reason) == "length"
-    return "incomplete" if is_too_long or choice.cut_off_call else "completed"
+    is_cut_off = wire_finish_reason(choice.finish_reason) != "stop"
+    return "incomplete" if is_cut_off or choice.cut_off_call else "completed"
 
 
 def _item_status(choice: Choice, block: Block) -> ItemStatus:
-    is_too_long = choice.finish_reason is FinishReason.LENGTH and block is choice.blocks[-1]
-    return "incomplete" if is_too_long or block is choice.cut_off_call else "completed"
+    is_cut_off = choice.finish_reason is not FinishReason.STOP and block is choice.blocks[-1]
+    return "incomplete" if is_cut_off or block is choice.cut_off_call else "completed"
 
 
 def _error(error: ApiError) -> dict[str, str]:

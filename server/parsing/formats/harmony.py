@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.values.request import Markup
 from server.parsing.answer import ReasoningFormat, ToolFormat
 from server.parsing.json_text import read_arguments
 from server.parsing.lark import CallSyntax, headed_call
@@ -31,6 +32,10 @@ class Harmony:
     """
 
     tools: ToolFormat | None
+
+    def markup(self, *, is_open: bool) -> Markup:
+        """What in the text is no content: all but the text of final messages and preambles."""
+        return Markup(_SPANS)
 
     def read(self, reader: Reader, calls: Calls, *, is_open: bool = False) -> Reading[None]:
         """Everything up to the end of the text. Each message says what it is, whatever `is_open`
@@ -57,6 +62,15 @@ class Harmony:
                 yield from _read_text(reader, reasoning)
             else:
                 yield from _read_text(reader, content)
+
+
+_SPANS = (
+    *((f"{before}<|channel|>analysis", "<|end|>") for before in ("", "<|start|>assistant")),
+    *((f"{before}<|channel|>commentary to=", "<|call|>") for before in ("", "<|start|>assistant")),
+    ("<|start|>assistant to=", "<|call|>"),
+    *((begin, _MESSAGE) for begin in _NEXT),
+    *zip(_ENDS, _ENDS, strict=True),
+)
 
 
 class _Messages:

@@ -1,10 +1,11 @@
 """Families whose arguments are JSON, which passes on as it was written."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 from server.parsing.answer import ReadCalls, ToolFormat, all_calls
-from server.parsing.json_text import read_arguments, read_object
+from server.parsing.json_text import drop_braces, read_arguments, read_declared_object, read_object
 from server.parsing.lark import (
     CallSyntax,
     Function,
@@ -17,10 +18,10 @@ from server.parsing.reader import Calls, NotACall, Reader, Reading, indexed_id, 
 
 
 def enclosed_object(end: str) -> ReadCalls:
-    """Reads one object after each marker, up to the `end` marker."""
+    """Reads an object, or several, after each marker, up to the `end` marker."""
 
     def read(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
-        if (yield from all_calls(reader, calls, end, read_object(reader, calls))):
+        if (yield from all_calls(reader, calls, end, _read_objects(reader, calls))):
             yield from reader.skip_space()
             yield from reader.starts([end])
 
@@ -28,26 +29,33 @@ def enclosed_object(end: str) -> ReadCalls:
 
 
 def _read_bare(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
-    """Objects with no marker but perhaps `<|python_tag|>`, and semicolons between them."""
+    """An object with no marker but perhaps `<|python_tag|>`."""
     if marker == "{":
         reader.give_back(marker)
-    yield from _read_objects(reader, calls, ";")
+        yield from read_declared_object(reader, calls)
+    else:
+        yield from read_object(reader, calls)
 
 
-def _read_objects(reader: Reader, calls: Calls, separator: str) -> Reading[None]:
-    """One object or more, with the separator between them."""
+def _read_objects(reader: Reader, calls: Calls) -> Reading[None]:
+    """One object or more, with commas or white space between them."""
     while True:
         yield from read_object(reader, calls)
         yield from reader.skip_space()
-        if not (yield from reader.starts([separator])):
+        if (yield from reader.starts([","])):
+            yield from reader.skip_space()
+        if (yield from reader.peek()) != "{":
             return
 
 
 def _read_mistral(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
-    """A list of objects; or, since 2025, `name[ARGS]{...}`, perhaps with a `[CALL_ID]`."""
+    """A list of objects, or one alone; or, since 2025, `name[ARGS]{...}`, perhaps with a
+    `[CALL_ID]`.
+    """
     yield from reader.skip_space()
-    if (yield from reader.starts(["["])):
-        yield from _read_objects(reader, calls, ",")
+    is_list = yield from reader.starts(["["])
+    if is_list or (yield from reader.peek()) == "{":
+        yield from _read_objects(reader, calls)
         yield from reader.starts(["]"])
         return
     name, separator = yield from reader.name(["[ARGS]", "[CALL_ID]", "{"])
@@ -58,9 +66,10 @@ def _read_mistral(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
         reader.give_back(separator)
     yield calls.begin(name, id)
     yield from read_arguments(reader, calls)
+    yield from drop_braces(reader)
 
 
-Header = Callable[[Reader], Reading[tuple[str, str | None]]]
+Header = Callable[[Reader, Calls], Reading[tuple[str, str | None]]]
 """Reads what stands before a call's arguments: the function's name and, if there is one, the id."""
 
 
@@ -72,7 +81,7 @@ def _section(header: Header, call_begin: str, call_end: str, end: str) -> ReadCa
         if marker != call_begin and not (yield from reader.starts([call_begin])):
             raise NotACall
         while True:
-            name, id = yield from header(reader)
+            name, id = yield from header(reader, calls)
             yield calls.begin(name, id)
             yield from read_arguments(reader, calls)
             yield from reader.collect([call_end])
@@ -83,13 +92,23 @@ def _section(header: Header, call_begin: str, call_end: str, end: str) -> ReadCa
     return read
 
 
-def _kimi_header(reader: Reader) -> Reading[tuple[str, str | None]]:
-    """`functions.name:0`, which is the id."""
+def _kimi_header(reader: Reader, calls: Calls) -> Reading[tuple[str, str | None]]:
+    """`functions.name:0`, which is the id. Models also write `functions_name_0` and the like: that
+    is the function of the request whose name it has in it.
+    """
     id, _ = yield from reader.name(["<|tool_call_argument_begin|>"])
     name, _, index = id.rpartition(":")
-    if not (name and index.isdigit()):
-        raise NotACall
-    return name.removeprefix("functions."), id
+    if name and index.isdigit():
+        return name.removeprefix("functions."), id
+    rest = id.removeprefix("functions")
+    stem = _INDEX.sub("", rest)
+    for name in (id, rest, rest.lstrip("._:"), stem, stem.lstrip("._:")):
+        if calls.declares(name):
+            return name, None
+    raise NotACall
+
+
+_INDEX = re.compile(r"[:._-]?\d+$")
 
 
 def _kimi_call(lark: Lark, function: Function) -> str:
@@ -99,7 +118,7 @@ def _kimi_call(lark: Lark, function: Function) -> str:
     return f"{lark.text(function.name + ':')} /[0-9]{{1,3}}/ {separator} {arguments}"
 
 
-def _deepseek_header(reader: Reader) -> Reading[tuple[str, str | None]]:
+def _deepseek_header(reader: Reader, calls: Calls) -> Reading[tuple[str, str | None]]:
     """`name`, and the separator; V3 and R1 say `function`, the separator, `name`, and a fence."""
     name, _ = yield from reader.name(["<｜tool▁sep｜>"])
     if name == "function" and (yield from reader.peek()) != "{":
@@ -112,6 +131,7 @@ HERMES = ToolFormat(
     ["<tool_call>"],
     enclosed_object("</tool_call>"),
     CallSyntax(json_call(), begin="<tool_call>\n", end="\n</tool_call>", between="\n"),
+    ends=["</tool_call>"],
 )
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5 and 3, others."""
 
@@ -156,10 +176,12 @@ KIMI_K2 = ToolFormat(
         end="<|tool_call_end|>",
         closes="<|tool_calls_section_end|>",
     ),
+    ends=["<|tool_calls_section_end|>", "<|tool_call_end|>"],
     new_id=indexed_id,
 )
 
 _DEEPSEEK_MARKERS = ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"]
+_DEEPSEEK_ENDS = ["<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>"]
 _read_deepseek = _section(
     _deepseek_header, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
 )
@@ -176,6 +198,7 @@ DEEPSEEK_V3 = ToolFormat(
         between="\n",
         closes="<｜tool▁calls▁end｜>",
     ),
+    ends=_DEEPSEEK_ENDS,
 )
 """DeepSeek V3 and R1."""
 
@@ -190,4 +213,5 @@ DEEPSEEK_V31 = ToolFormat(
         end="<｜tool▁call▁end｜>",
         closes="<｜tool▁calls▁end｜>",
     ),
+    ends=_DEEPSEEK_ENDS,
 )

@@ -207,6 +207,7 @@ def _gemma(name: str, begin: str, end: str, quote: str, answers: str) -> ToolFor
         [begin],
         _gemma_reader(Notation({quote: _read_plain, '"': _read_json}), end, answers),
         CallSyntax(braced_call(quote), begin=f"{begin}call:", end=end),
+        ends=[end],
     )
 
 
@@ -221,14 +222,18 @@ def _gemma_reader(notation: Notation, end: str, answers: str) -> ReadCalls:
 
 
 def _read_calls(reader: Reader, notation: Notation, calls: Calls) -> Reading[None]:
-    """One call, and parallel ones after it."""
+    """One call, and parallel ones after it; in braces, or as Python's."""
     yield from reader.skip_space()
     if not (yield from reader.starts(["call:"])):
         raise NotACall
     while True:
-        name, _ = yield from reader.name(["{"])
+        name, bracket = yield from reader.name(["{", "("])
         yield calls.begin(name)
-        yield from read_members(reader, notation, "}", ":", calls.arguments)
+        if bracket == "{":
+            yield from read_members(reader, notation, "}", ":", calls.arguments)
+        else:
+            either = Notation({**_NOTATION.quotes, **notation.quotes}, _NOTATION.lists)
+            yield from read_members(reader, either, ")", "=", calls.arguments)
         yield from reader.skip_space()
         if not (yield from reader.starts(["call:"])):
             return
@@ -371,6 +376,7 @@ LFM2 = ToolFormat(
         between=", ",
         closes="]<|tool_call_end|>",
     ),
+    ends=["<|tool_call_end|>"],
 )
 """`<|tool_call_start|>[name(key="value")]<|tool_call_end|>`: Liquid's LFM2."""
 
@@ -380,5 +386,6 @@ PYTHONIC = ToolFormat(
     _pythonic_reader("<|python_end|>"),
     CallSyntax(keyword_call, opens="[", between=", ", closes="]"),
     leading=["["],
+    ends=["<|python_end|>"],
 )
 """The list in place of an answer: Llama 4, and 3.2's small ones."""

@@ -47,16 +47,16 @@ def _format(name: str, tags: Tags, write: WriteCall | None = None) -> ToolFormat
         write or tagged_call(tags), begin=begin, end=tags.call.end, between=tags.line
     )
     if section is None:
-        begins = [tags.call.begin]
+        begins, ends = [tags.call.begin], [tags.call.end]
     elif section.calls == "one":
-        begins = [section.begin, tags.call.begin]
+        begins, ends = [section.begin, tags.call.begin], [section.end, tags.call.end]
         syntax = replace(
             syntax,
             begin=section.begin + tags.line + begin,
             end=tags.call.end + tags.line + section.end,
         )
     else:
-        begins = [section.begin]
+        begins, ends = [section.begin], [section.end]
         syntax = replace(
             syntax,
             opens=section.begin + tags.line,
@@ -64,7 +64,7 @@ def _format(name: str, tags: Tags, write: WriteCall | None = None) -> ToolFormat
             between="",
             closes=section.end,
         )
-    return ToolFormat(name, begins, tagged_calls(tags), syntax)
+    return ToolFormat(name, begins, tagged_calls(tags), syntax, ends=ends)
 
 
 def _key_and_value(name: str, prefix: str, line: str) -> ToolFormat:
@@ -165,6 +165,22 @@ QWEN3_CODER = _format(
 )
 """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder,
 Qwen 3.5, Nemotron 3, Step 3.5. The outer tag is sometimes forgotten.
+"""
+
+SEED_OSS = _format(
+    "seed_oss",
+    Tags(
+        section=Section("<seed:tool_call>", "</seed:tool_call>", calls="one"),
+        call=Tag("<function=", ">", "</function>"),
+        parameter=Tag("<parameter=", ">", "</parameter>"),
+        heads=BARE,
+        trim=EXACT,
+        undeclared=_TEXT,
+        line="\n",
+    ),
+)
+"""`<seed:tool_call><function=name><parameter=key>value</parameter></function></seed:tool_call>`:
+ByteDance's Seed-OSS. Qwen3-Coder's tags in a section of its own, and no lines around values.
 """
 
 GLM47 = _key_and_value("glm47", prefix="", line="")

@@ -27,6 +27,7 @@ class Answer:
     reasoning: str = ""
     names: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list, compare=False)
 
     @property
     def calls(self) -> list[tuple[str, Any]]:
@@ -43,6 +44,7 @@ class Answer:
                 assert index == len(self.names)
                 assert id
                 self.names.append(name)
+                self.ids.append(id)
                 self.arguments.append("")
             case CallArguments(index, text):
                 assert index == len(self.names) - 1, "a slice of a call that is over"

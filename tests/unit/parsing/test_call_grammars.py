@@ -79,6 +79,7 @@ FUNCTIONS = [
 SCHEMAS = {function.name: arguments_schema(function) for function in FUNCTIONS}
 ENDS: Mapping[str, Sequence[str]] = {
     "qwen3_coder": ["</parameter>"],
+    "seed_oss": ["</parameter>"],
     "glm47": ["</arg_value>"],
     "glm45": ["</arg_value>"],
     "laguna": ["</arg_value>"],

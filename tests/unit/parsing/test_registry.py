@@ -19,6 +19,7 @@ from tests.unit.parsing.answers import Answer, parsed
 TEMPLATES = {
     "hermes": r"""{{- '<tool_call>\n{"name": "' + c.name + '"}\n</tool_call>' }}""",
     "hermes in double quotes": r"""{{- "<tool_call>\n{\"name\": \"" ~ c.name ~ "</tool_call>" }}""",
+    "seed_oss": r"""{%- set t = "<seed:tool_call>" %}{{ t + '\n<function=' + c.name + '>\n' }}""",
     "qwen3_coder": r"""{{- '<tool_call>\n<function=' + c.name + '>\n' }}</function></tool_call>""",
     "glm45": "<tool_call>{{ c.name }}\n<arg_key>{{ k }}</arg_key>\n<arg_value>",
     "glm45 in quotes": r"""{{- '<tool_call>' + c.name + '\n<arg_key>' + k + '</arg_key>\n' }}""",
@@ -58,7 +59,7 @@ def test_a_template_tells_the_tools(shape: str) -> None:
         "{{ content }}",
         '<tool_calls>[{{ c }}]</tool_calls>, not <tool_call></tool_call> with a "name"',
         "{{ ns ~ '<tool_call>' }}{{ '<invoke name=\"' + tool_call.name }}",
-        "<seed:tool_call><function={{ c.name }}>",
+        "<acme:tool_call><function={{ c.name }}>",
         """<|start_header_id|>functools[{"name": "f"}]""",
         """<|start_header_id|>{{ '"parameters": ' }}<function={{ c.name }}>""",
         "{% set dsml = '｜DSML｜' %}{{ '<' + dsml + 'tool_calls>' }}",

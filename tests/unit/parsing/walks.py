@@ -1,6 +1,7 @@
 """Random texts that a grammar allows, as a model writes them that knows nothing else."""
 
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,3 +53,17 @@ def _choose(matcher: LLMatcher, rng: random.Random, ends: Sequence[list[int]]) -
     if closing and rng.random() < 0.5:
         return [int(rng.choice(closing))]
     return [int(rng.choice(allowed))]
+
+
+MARKERS = {"<tool_call>": 1022, "</tool_call>": 1023}
+"""The vocabulary's added tokens."""
+
+
+def allows(grammar: str, text: str) -> bool:
+    """Whether the grammar allows this text, up to its end, its markers as their tokens."""
+    tokens: list[int] = []
+    for piece in re.split(f"({'|'.join(MARKERS)})", text):
+        tokens += [MARKERS[piece]] if piece in MARKERS else _TOKENIZER.tokenize_str(piece)
+    matcher = LLMatcher(_TOKENIZER, LLMatcher.grammar_from_lark(grammar))
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher.validate_tokens(tokens) == len(tokens)

@@ -1,0 +1,331 @@
+"""JSON Schemas as grammars take them: one reading of references, no keyword that forbids nothing.
+
+Generators write what grammars have no form for: definitions whose names are escaped, `null` for an
+absent keyword, `propertyNames: {}`, formats that are annotations, patterns that look around.
+`plain` rewrites all of them to equals. What it leaves as it is means what it did.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+from engine.values.patterns import without_look_arounds
+
+Schema: TypeAlias = Mapping[str, Any]
+
+MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose value has schemas by name."""
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+"""Keywords whose value is a list of schemas."""
+SINGLE = (
+    *("additionalProperties", "additionalItems", "unevaluatedProperties", "unevaluatedItems"),
+    *("items", "contains", "not", "if", "then", "else", "propertyNames"),
+)
+"""Keywords whose value is a schema; that of `items` may be a list, too."""
+
+_DEFINITIONS = ("$defs", "definitions")
+_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+_NULL_IS_A_VALUE = frozenset({"const", "default", "example"})
+_ANNOTATIONS = frozenset(
+    {"title", "description", "$comment", "default", "examples", "example", "deprecated"}
+    | {"readOnly", "writeOnly", "$schema"}
+)
+_FREE_FORMATS = frozenset(
+    {"password", "binary", "byte", "path", "file-path", "directory-path", "json-string"}
+    | {"textarea", "multiline", "color", "html", "markdown", "decimal", "char"}
+)
+"""Formats of strings that are for people, or say how a program stores the text."""
+_SAME_FORMATS = {"guid": "uuid"}
+_ONLY_WITH = {"minContains": "contains", "maxContains": "contains", "additionalItems": "items"}
+
+
+class LeadsNowhere(ValueError):
+    """A `$ref` that names no schema."""
+
+
+def target(reference: str, root: Schema) -> Any:
+    """The schema that a `$ref` names: a JSON pointer (RFC 6901) in a URI's fragment. It may be a
+    reference itself, true or false. Raises LeadsNowhere.
+
+    A fragment is percent-encoded. Many generators do not do that, so names count as they stand
+    where the decoded ones do not exist.
+    """
+    document, separator, fragment = reference.partition("#")
+    if not separator or (document and document != str(root.get("$id", "")).rstrip("#")):
+        raise LeadsNowhere(f"$ref {shown(reference)} is not supported: it must begin with #")
+    for pointer in dict.fromkeys((unquote(fragment), fragment)):
+        try:
+            found = _at(pointer, root)
+        except LookupError:
+            continue
+        if isinstance(found, Mapping | bool):
+            return found
+    raise LeadsNowhere(f"$ref {shown(reference)} leads nowhere")
+
+
+MAX_SHOWN_CHARACTERS = 80
+"""Of a client's own words in an error."""
+
+
+def shown(reference: object) -> str:
+    """A reference as an error quotes it: its beginning, if it is long."""
+    text = repr(reference)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
+
+
+def _at(pointer: str, root: Schema) -> Any:
+    """Raises LookupError."""
+    if pointer and not pointer.startswith("/"):
+        raise LookupError(pointer)
+    schema: Any = root
+    for segment in pointer.split("/")[1:]:
+        name = segment.replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list):
+            if not (name.isascii() and name.isdecimal() and len(name) < 10):
+                raise LookupError(name)
+            schema = schema[int(name)]
+        elif isinstance(schema, Mapping):
+            schema = schema[name]
+        else:
+            raise LookupError(name)
+    return schema
+
+
+def parts(schema: Schema) -> Iterator[Any]:
+    """The schemas directly within a schema."""
+    for key in MAPS:
+        if isinstance(members := schema.get(key), Mapping):
+            yield from members.values()
+    for key in (*LISTS, "items"):
+        if isinstance(several := schema.get(key), list):
+            yield from several
+    for key in SINGLE:
+        if isinstance(one := schema.get(key), Mapping | bool):
+            yield one
+
+
+def refuse(error: LeadsNowhere) -> None:
+    """For `plain`: a reference that leads nowhere is an error."""
+    raise error
+
+
+def ignore(error: LeadsNowhere) -> None:
+    """For `plain`: a reference that leads nowhere allows anything."""
+
+
+def plain(
+    schema: Schema, root: Schema, lead_nowhere: Callable[[LeadsNowhere], None]
+) -> dict[str, Any]:
+    """An equal schema that can be used alone, though its references lead into `root`.
+
+    Its definitions are those that it needs, under names of letters and digits. `lead_nowhere` is
+    called for each reference that leads nowhere, which is dropped. Raises RecursionError for one
+    that is nested too deeply.
+    """
+    return _Writer(root, lead_nowhere).whole(schema)
+
+
+class _Writer:
+    def __init__(self, root: Schema, lead_nowhere: Callable[[LeadsNowhere], None]) -> None:
+        self._root = root
+        self._lead_nowhere = lead_nowhere
+        self._names: dict[int, str] = {}  # of definitions, by the identity of what they define
+        self._targets: dict[str, Any] = {}  # what references lead to
+        self._needed = set[str]()  # names of definitions
+        self._waiting: list[tuple[str, Schema]] = []  # definitions that are to be written
+        self._whole: Schema = {}
+
+    def whole(self, schema: Schema) -> dict[str, Any]:
+        self._whole = schema
+        self._name_targets()
+        written = self._body(schema)
+        definitions = dict[str, Any]()
+        while self._waiting:
+            name, of_name = self._waiting.pop()
+            definitions[name] = self._body(of_name)
+        return {**written, "$defs": definitions} if definitions else written
+
+    def _name_targets(self) -> None:
+        """Name all that references lead to, so that each is written once, wherever it stands."""
+        waiting, seen, names = [self._whole], set[int](), set[str]()
+        while waiting:
+            schema = waiting.pop()
+            if not isinstance(schema, Mapping) or id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            waiting += parts(schema)
+            reference = schema.get("$ref")
+            if not isinstance(reference, str) or reference in self._targets:
+                continue
+            try:
+                found = target(reference, self._root)
+            except LeadsNowhere as error:
+                self._lead_nowhere(error)
+                continue
+            self._targets[reference] = found
+            waiting.append(found)
+            if isinstance(found, Mapping) and id(found) not in self._names:
+                last = reference.rpartition("/")[2]
+                name = last if _NAME.fullmatch(last) else "definition"
+                name = name if name not in names else f"{name}.{len(names)}"
+                names.add(name)
+                self._names[id(found)] = name
+
+    def _schema(self, schema: Any) -> Any:
+        """A schema within another: a reference if others refer to it."""
+        if id(schema) in self._names and isinstance(schema, Mapping):
+            return {"$ref": self._reference(schema)}
+        return self._body(schema)
+
+    def _reference(self, found: Schema) -> str:
+        if found is self._whole:
+            return "#"
+        name = self._names[id(found)]
+        if name not in self._needed:
+            self._needed.add(name)
+            self._waiting.append((name, found))
+        return f"#/$defs/{name}"
+
+    def _body(self, schema: Any) -> Any:
+        if not isinstance(schema, Mapping):
+            return schema
+        written = dict[str, Any]()
+        for key, value in self._equal(schema).items():
+            if key in _DEFINITIONS:
+                continue
+            if key == "$ref" and isinstance(value, str):
+                found = self._targets.get(value, True)
+                if isinstance(found, Mapping):
+                    written[key] = self._reference(found)
+                elif found is False:
+                    written["enum"] = []
+            elif key in MAPS and isinstance(value, Mapping):
+                written[key] = {name: self._schema(one) for name, one in value.items()}
+            elif (key in LISTS or key == "items") and isinstance(value, list):
+                written[key] = [self._schema(one) for one in value]
+            elif key in SINGLE:
+                written[key] = self._schema(value)
+            else:
+                written[key] = value
+        return written
+
+    def _equal(self, schema: Schema) -> dict[str, Any]:
+        """The schema without keywords that forbid nothing, its names and patterns put so that
+        grammars know them.
+        """
+        kept = {
+            key: value
+            for key, value in schema.items()
+            if (value is not None or key in _NULL_IS_A_VALUE) and not _forbids_nothing(key, value)
+        }
+        for key, needed in _ONLY_WITH.items():
+            if needed not in kept:
+                kept.pop(key, None)
+        if "if" not in kept or not {"then", "else"} & kept.keys():
+            for key in ("if", "then", "else"):
+                kept.pop(key, None)
+        if kept.get("minContains") == 0 and "maxContains" not in kept:
+            kept.pop("minContains")
+            kept.pop("contains")
+        _name_formats(kept)
+        pattern = kept.get("pattern")
+        if isinstance(pattern, str) and (equal := without_look_arounds(pattern)) is not None:
+            kept["pattern"] = equal
+        if "propertyNames" in kept:
+            kept = self._with_named_members(kept)
+        return kept
+
+    def _with_named_members(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Without `propertyNames`, where it lists the names or is one pattern for them: the members
+        are those that it allows.
+        """
+        names = schema["propertyNames"]
+        while isinstance(names, Mapping) and isinstance(names.get("$ref"), str):
+            if len(names.keys() - _ANNOTATIONS) > 1:
+                return schema
+            names = self._targets.get(names["$ref"], True)
+        if names is False:
+            names = {"enum": []}
+        rest = {key: value for key, value in schema.items() if key != "propertyNames"}
+        if names is True:
+            return rest
+        is_known = isinstance(names, Mapping) and _is_text(names)
+        return _members_of(rest, names) or schema if is_known else schema
+
+
+def _members_of(schema: dict[str, Any], names: Schema) -> dict[str, Any] | None:
+    """The schema, its names limited by another schema; None where there is no form for that."""
+    says = names.keys() - _ANNOTATIONS - {"type"}
+    others, declared = schema.get("additionalProperties", {}), schema.get("properties", {})
+    if not says:
+        return schema
+    if "patternProperties" in schema or not isinstance(declared, Mapping):
+        return None
+    allowed = names.get("enum", [names.get("const")])
+    if says in ({"enum"}, {"const"}) and isinstance(allowed, list):
+        members = {name: declared.get(name, others) for name in allowed if isinstance(name, str)}
+        return {**schema, "properties": members, "additionalProperties": False}
+    pattern = _name_pattern(names) if says <= {"pattern", "minLength", "maxLength"} else None
+    if pattern is None or declared:
+        return None
+    return {**schema, "patternProperties": {pattern: others}, "additionalProperties": False}
+
+
+def _is_text(names: Any) -> bool:
+    return isinstance(names, Mapping) and names.get("type", "string") in ("string", ["string"])
+
+
+def _name_pattern(names: Schema) -> str | None:
+    """One pattern for all that a schema of names says; None where it takes two."""
+    if "pattern" in names:
+        pattern = names["pattern"]
+        is_alone = "minLength" not in names and "maxLength" not in names
+        return pattern if is_alone and isinstance(pattern, str) else None
+    least, most = names.get("minLength") or 0, names.get("maxLength", "")
+    if not isinstance(least, int) or not isinstance(most, int | str):
+        return None
+    return rf"^[\s\S]{{{least},{most}}}$"
+
+
+def _forbids_nothing(key: str, value: Any) -> bool:
+    is_nothing = _NOTHING.get(key)
+    return is_nothing is not None and is_nothing(value)
+
+
+def _asks(value: Any) -> bool:
+    """Whether the value of a name in a keyword may ask for anything."""
+    return value is not True and value not in ({}, [])
+
+
+def _names_nothing(value: Any) -> bool:
+    return isinstance(value, Mapping) and not any(map(_asks, value.values()))
+
+
+_NOTHING: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("uniqueItems", "not"), lambda value: value is False),
+    **dict.fromkeys(
+        ("propertyNames", "unevaluatedProperties", "unevaluatedItems"),
+        lambda value: value is True or value == {},
+    ),
+    **dict.fromkeys(("dependentSchemas", "dependencies", "dependentRequired"), _names_nothing),
+    **dict.fromkeys(
+        ("minLength", "minItems", "minProperties"),
+        lambda value: value == 0 and not isinstance(value, bool),
+    ),
+    "allOf": lambda value: value == [],
+    "patternProperties": lambda value: value == {},
+    **dict.fromkeys(("contentEncoding", "contentMediaType", "contentSchema"), lambda _: True),
+}
+"""Which values of a keyword forbid nothing."""
+
+
+def _name_formats(schema: dict[str, Any]) -> None:
+    """Drop a format that is an annotation: of no string, or one of programs and forms."""
+    format, kinds = schema.get("format"), schema.get("type", "string")
+    if not isinstance(format, str):
+        return
+    if format in _FREE_FORMATS or "string" not in (kinds if isinstance(kinds, list) else [kinds]):
+        del schema["format"]
+    elif format in _SAME_FORMATS:
+        schema["format"] = _SAME_FORMATS[format]
