@@ -18,7 +18,6 @@ prefix is a hit only where every group (`kvstore/slots.py`) can resume, too.
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from kvstore.in_flight import InFlight
@@ -29,22 +28,10 @@ from kvstore.pool import BlockPool, BlockTable, blocks_for
 from kvstore.slots import NEVER, Group, PlannedTokens
 from kvstore.tokens import Tokens
 from kvstore.tree import RadixTree
-from kvstore.types import BlockId, Namespace
+from kvstore.types import BlockId, Namespace, StoreCounters
 
 MAX_RELEASED_BLOCKS = 4096
-"""The blocks of leases that are released between two steps, in some milliseconds. The lease with
-the last of them may have more.
-"""
-
-
-@dataclass(slots=True)
-class StoreCounters:
-    """Counts since start; they only grow."""
-
-    evictions: int = 0
-    prefix_copies: int = 0  # of a partly adopted block, before the lease that adopted it wrote
-    fork_copies: int = 0  # of the last block of a prompt with several outputs
-    tail_hit_tokens: int = 0  # adopted beyond whole blocks
+"""The blocks of leases that are released between two steps; the last lease may have more."""
 
 
 class KVStore:
@@ -82,8 +69,8 @@ class KVStore:
         return self.pool.n_free + self.pool.n_evictable
 
     def begin_step(self) -> None:
-        """Drop references of leases that were released. A step drops a bounded number, so that many
-        long leases may end at once. If blocks are short, all are dropped.
+        """Drop references of leases that were released, a bounded number: many long leases may end
+        at once. If blocks are short, all are dropped.
         """
         self._may_release = MAX_RELEASED_BLOCKS
         while self.ended and self._may_release > 0:
@@ -390,7 +377,7 @@ class KVStore:
             self._drop(lease.table)
         else:
             self.ended.append(lease.table)
-            self.pool.n_releases += 1  # there is room for those who were refused some
+            self.pool.n_releases += 1  # room for those who were refused some
 
     def clear(self, namespace: Namespace | None = None) -> None:
         """Remove one namespace, or all, from the index. `forget_cleared` frees its blocks.

@@ -24,3 +24,13 @@ class Namespace:
 
 
 DEFAULT_NAMESPACE = Namespace()
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """Counts since start; they only grow."""
+
+    evictions: int = 0
+    prefix_copies: int = 0  # of a partly adopted block, before the lease that adopted it wrote
+    fork_copies: int = 0  # of the last block of a prompt with several outputs
+    tail_hit_tokens: int = 0  # adopted beyond whole blocks

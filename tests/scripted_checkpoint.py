@@ -56,6 +56,7 @@ def write_scripted(
     write_checkpoint(directory, config, 0, tokenizer, mx.float32, chat_template=template)
     written = list[int]()
     stop = tokenizer.token_to_id(_STOP)
+    assert stop is not None
     for number, script in enumerate(scripts):
         begin = len(tokenizer.encode("a" * SCRIPT_POSITIONS * number + prompt_end).ids)
         written += [stop] * (begin - 1 - len(written))

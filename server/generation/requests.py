@@ -181,6 +181,7 @@ def prepare_chat(
     plan = model.planner.plan(chat, prompt)
     max_tokens = _max_tokens(chat.max_tokens, prompt, card, "messages")
     check_prompt(prompt, card, "messages")
+    has_stops = chat.sampling.stop or chat.sampling.stop_token_ids
     request = _request(
         chat.sampling,
         chat.logprobs,
@@ -196,7 +197,7 @@ def prepare_chat(
         text_before=_end(prompt) if chat.conversation.continue_final_message else (),
         constraint=plan.constraint,
         thinking_budget=plan.thinking_budget,
-        markup=plan.markup,
+        markup=plan.markup if has_stops else None,
         has_tools=bool(plan.functions),
     )
     return request, plan

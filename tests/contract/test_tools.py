@@ -12,7 +12,7 @@ import pytest
 
 from engine.values.model import NO_REPLAYS, Replay
 from engine.values.request import GrammarKind
-from server.parsing.schemas import MAX_REFERENCE_STEPS
+from server.parsing.parameters import MAX_REFERENCE_STEPS
 from tests.contract.scripted import (
     CALL,
     HERMES_CALL,

@@ -119,7 +119,7 @@ def written(name: str, key: str, value: str) -> str:
 @pytest.mark.parametrize("case", [*NEEDS_NUMBER, "any of", "a pattern", "conditions", "others"])
 @pytest.mark.parametrize("name", TAGGED)
 def test_the_type_of_a_value_is_that_of_all_that_applies(name: str, case: str) -> None:
-    schema = (NEEDS_NUMBER | MAY_NUMBER)[case]
+    schema = {**NEEDS_NUMBER, **MAY_NUMBER}[case]
     assert called(name, written(name, "number", "4"), schema) == {"number": 4}
     if "T" in json.dumps(schema) or "x" in json.dumps(schema):
         assert called(name, written(name, "x", "42"), schema)["x"] in ("42", 42)

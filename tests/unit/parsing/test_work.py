@@ -1,6 +1,6 @@
 """Reading an answer takes work in proportion to its length: characters looked at, counted."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import cast
 
@@ -153,6 +153,7 @@ class PlainPlan:
     """A plan without formats, and its stream: all text is content."""
 
     reasoning_end = "</think>"
+    functions: Mapping[str, bytes] = {}
 
     def stream(self) -> "PlainPlan":
         return self
