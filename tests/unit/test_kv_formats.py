@@ -396,9 +396,25 @@ def test_predictions_are_compared() -> None:
     assert quality.agreement == 0.5
 
 
+@pytest.mark.parametrize("vocab_size", [1000, 49152, 262144])
+def test_sums_over_large_vocabularies_are_exact(vocab_size: int) -> None:
+    """Likeliest tokens of real models have logits of about 20, and most tokens less than 10."""
+    random = np.random.default_rng(vocab_size)
+    full = random.normal(5, 2, (4, vocab_size)).astype(np.float32)
+    full[:, 7] = 20
+    other = full + random.normal(0, 1e-3, full.shape).astype(np.float32)
+    exact = [row.astype(np.float64) for row in (full, other)]
+    expected, found = (row - np.log(np.exp(row).sum(axis=1, keepdims=True)) for row in exact)
+    divergence = (np.exp(expected) * (expected - found)).sum(axis=1).mean()
+    quality = compare(mx.array(full), mx.array(other))
+    assert quality.divergence == pytest.approx(divergence, rel=1e-4)
+
+
 def test_equal_predictions_diverge_by_nothing_less() -> None:
     logits = mx.random.normal((20, 4, 50), key=mx.random.key(0))
     found = [compare(one, one + 100.3).divergence for one in logits]
     assert min(found) >= 0
     assert max(found) < 1e-5
-    assert np.isnan(compare(logits[0], logits[0] * mx.nan).divergence), "which is refused"
+    nan = logits[0] * mx.nan
+    for full, stored in ((logits[0], nan), (nan, logits[0])):
+        assert np.isnan(compare(full, stored).divergence), "which is refused"
