@@ -155,6 +155,7 @@ class OfflineDaemon:
         decode: ChooseDecode | None = None,
         drafts: Callable[[KVStore], DraftPolicy] = ScriptedPolicy,
         write: Callable[[Served], NewOutput] = write_letters,
+        max_waiting: int = 64,
     ) -> None:
         """`answers` is given the size of the vocabulary. A disk's readers post to the `inbox`.
 
@@ -174,7 +175,7 @@ class OfflineDaemon:
             served.loaded.max_context_tokens or UNSTATED_TOKENS,
             room.n_blocks * room.block_size,
             room.max_running,
-            64,
+            max_waiting,
             room.step_tokens,
             adapters=frozenset(served.loaded.adapters),
             pools=True,

@@ -14,6 +14,11 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 Message = dict[str, str]
 
+ANSWER_TOKENS = 16
+"""The most tokens of an answer, but for the long ones."""
+
+LONG_ANSWER_TOKENS = 160
+
 QUESTIONS = (
     "What is the capital of France?",
     "Name three primary colours.",
@@ -110,34 +115,34 @@ class Writer:
 
     def questions(self) -> Iterator[Prompt]:
         for at, question in enumerate(QUESTIONS):
-            yield self.chat(f"question {at}", 24, user(question))
-            yield self.chat(f"terse question {at}", 24, system(SYSTEM), user(question))
+            yield self.chat(f"question {at}", ANSWER_TOKENS, user(question))
+            yield self.chat(f"terse question {at}", ANSWER_TOKENS, system(SYSTEM), user(question))
 
     def documents(self) -> Iterator[Prompt]:
         for topic in DOCUMENTS:
             document = topics[topic][:DOCUMENT_CHARACTERS]
             for at, question in enumerate(ASKED_OF_DOCUMENTS):
                 asked = user(f"{document}\n\n{question}")
-                yield self.chat(f"document {topic} {at}", 24, asked)
+                yield self.chat(f"document {topic} {at}", ANSWER_TOKENS, asked)
 
     def code(self) -> Iterator[Prompt]:
         """Code to continue, cut within a line, and to repeat; tables and indents of many spaces."""
         sources = [inspect.getsource(function)[:CODE_CHARACTERS] for function in FUNCTIONS]
         for at, source in enumerate(sources):
-            yield self.text(f"code {at}", 24, source)
+            yield self.text(f"code {at}", ANSWER_TOKENS, source)
         for at, source in enumerate(sources[3:7]):
-            yield self.chat(f"repeated code {at}", 24, repeating(source))
-        yield self.text("calendar", 24, calendar.calendar(2026)[:600])
-        yield self.text("indented", 24, textwrap.indent(sources[4], " " * 40))
-        yield self.text("tabs", 24, textwrap.indent(sources[3], "\t" * 6))
-        yield self.text("json", 24, json.dumps(list(range(24)), indent=12))
+            yield self.chat(f"repeated code {at}", ANSWER_TOKENS, repeating(source))
+        yield self.text("calendar", ANSWER_TOKENS, calendar.calendar(2026)[:600])
+        yield self.text("indented", ANSWER_TOKENS, textwrap.indent(sources[4], " " * 40))
+        yield self.text("tabs", ANSWER_TOKENS, textwrap.indent(sources[3], "\t" * 6))
+        yield self.text("json", ANSWER_TOKENS, json.dumps(list(range(24)), indent=12))
 
     def conversations(self) -> Iterator[Prompt]:
         """Three turns of each conversation."""
         for at, first in enumerate(FIRST_TURNS):
             messages = [user(first)]
             for turn, following in enumerate((*LATER_TURNS, None)):
-                prompt = self.chat(f"conversation {at} turn {turn}", 24, *messages)
+                prompt = self.chat(f"conversation {at} turn {turn}", ANSWER_TOKENS, *messages)
                 yield prompt
                 if following is not None:
                     answer = self._answer(prompt)
@@ -145,7 +150,7 @@ class Writer:
 
     def borders(self) -> Iterator[Prompt]:
         for n_tokens in BORDER_TOKENS:
-            yield Prompt(f"{n_tokens} tokens", self.documentation(n_tokens), 24)
+            yield Prompt(f"{n_tokens} tokens", self.documentation(n_tokens), ANSWER_TOKENS)
 
     def unicode(self) -> Iterator[Prompt]:
         """Letters of many scripts, their names, combining marks, and symbols beyond 16 bits."""
@@ -153,10 +158,10 @@ class Writer:
         letters = ["".join(chr(first + at) for at in range(8)) for first in alphabets]
         names = [f"{row[0]} {unicodedata.name(row[0])}" for row in letters]
         decomposed = unicodedata.normalize("NFD", "Ångström, déjà vu, Üben, piñata. ")
-        yield self.text("scripts", 24, "\n".join(letters))
-        yield self.text("names of letters", 24, "\n".join(names))
-        yield self.text("decomposed", 24, decomposed * 3)
-        yield self.chat("emoji", 24, user("🙂🙃🙂🙃🙂🙃 What comes next?"))
+        yield self.text("scripts", ANSWER_TOKENS, "\n".join(letters))
+        yield self.text("names of letters", ANSWER_TOKENS, "\n".join(names))
+        yield self.text("decomposed", ANSWER_TOKENS, decomposed * 3)
+        yield self.chat("emoji", ANSWER_TOKENS, user("🙂🙃🙂🙃🙂🙃 What comes next?"))
 
     def hundred(self) -> list[Prompt]:
         """All of the above: 32 questions, 24 of documents, 16 of code, 18 turns, 10 others."""
@@ -181,11 +186,13 @@ class Writer:
         paragraph = topics["assert"][:300]
         return [
             *(
-                self.chat(f"long code {at}", 220, repeating(source))
+                self.chat(f"long code {at}", LONG_ANSWER_TOKENS, repeating(source))
                 for at, source in enumerate(sources)
             ),
-            self.text("long text", 220, f"{paragraph}\n\n{paragraph}\n\n{paragraph[:40]}"),
-            self.chat("long answer", 220, user("Explain how a bicycle works.")),
+            self.text(
+                "long text", LONG_ANSWER_TOKENS, f"{paragraph}\n\n{paragraph}\n\n{paragraph[:40]}"
+            ),
+            self.chat("long answer", LONG_ANSWER_TOKENS, user("Explain how a bicycle works.")),
         ]
 
 

@@ -26,15 +26,17 @@ SECONDS = 60.0
 ROOM = Room(n_blocks=128)
 
 
-def disk_cache(directory: Path, inbox: Inbox) -> Callable[[KVStore, Storage], DiskCache]:
+def disk_cache(
+    directory: Path, inbox: Inbox, limit_bytes: int = LIMIT_BYTES
+) -> Callable[[KVStore, Storage], DiskCache]:
     """Makes the disk cache of an engine with this inbox, which writes when it stops."""
 
     def make(store: KVStore, storage: Storage) -> DiskCache:
         return DiskCache(
-            DiskStore.open(directory, storage.kv_format, DiskLimits(LIMIT_BYTES)),
+            DiskStore.open(directory, storage.kv_format, DiskLimits(limit_bytes)),
             store,
             storage.part_bytes,
-            LIMIT_BYTES,
+            limit_bytes,
             inbox.post,
             WriteRules(writes=DiskWrites.EXIT, least_tokens=32),
             LoadRules(least_tokens=32, worth=1e9, timeout_seconds=SECONDS),
