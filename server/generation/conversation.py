@@ -27,7 +27,8 @@ from server.generation.tools import (
     Tools,
     chosen_names,
 )
-from server.json_model import RequestModel, any_of, at_most, check_json_size, present
+from server.json_model import RequestModel, any_of, at_most, present
+from server.json_size import check_json_size
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000
@@ -184,9 +185,10 @@ class Conversation(PromptRequest):
         """The arguments of calls are JSON that templates take as objects: they count as the JSON of
         a body does.
         """
-        arguments = (call.function.arguments for message in messages for call in message.calls)
+        arguments = [call.function.arguments for message in messages for call in message.calls]
         try:
-            check_json_size(*(text.encode("utf-8", "surrogatepass") for text in arguments))
+            if arguments:
+                check_json_size(*(text.encode("utf-8", "surrogatepass") for text in arguments))
         except ValueError as error:
             message = "what the arguments of all calls say {problem}"
             raise PydanticCustomError("arguments", message, {"problem": str(error)}) from None

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.json_model import json_size
+from server.json_size import json_size
 
 TEXTS = st.text(st.sampled_from('\\"[]{}:,a\u00e9\n')) | st.text()
 VALUES = st.recursive(

@@ -14,7 +14,7 @@ from server.dialects.chat.schema import ChatRequest
 from server.dialects.completions import CompletionRequest
 from server.errors import ApiError, ClientDisconnected
 from server.http.body import LIGHT_BYTES, LIGHT_PARTS, is_light, parse, read_body, read_head
-from server.json_model import (
+from server.json_size import (
     MAX_DIGITS,
     MAX_ITEMS,
     MAX_NODES,

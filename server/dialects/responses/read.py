@@ -34,7 +34,7 @@ from server.generation.prompt import ChatMessage, Turn
 from server.generation.request_fields import ANY_OBJECT, Structure, of_schema
 from server.generation.requests import ServedModel
 from server.generation.tools import custom_arguments
-from server.json_model import check_json_size
+from server.json_size import check_json_size
 
 Part = TextContent | RefusalContent | MediaContent
 
