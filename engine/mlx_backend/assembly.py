@@ -35,7 +35,7 @@ from engine.mlx_backend.loading.memory import (
     footprint,
 )
 from engine.mlx_backend.loading.purpose import find_purpose, sampling_defaults
-from engine.mlx_backend.loading.selfcheck import check_bytes
+from engine.mlx_backend.loading.selfcheck import check_bytes, measured_token_bytes
 from engine.mlx_backend.loading.workspace import (
     attention_workspace,
 )
@@ -67,9 +67,10 @@ class OpenedModel:
     machine: host.Machine
     used_bytes: int  # that MLX had given out
 
-    def plan(self, config: EngineConfig) -> MemoryPlan:
-        """How memory is divided with these settings, and how long a sequence may be. Raises
-        ModelError for a longer one than the model can have.
+    def plan(self, config: EngineConfig, token_bytes: int = 0) -> MemoryPlan:
+        """How memory is divided with these settings, and how long a sequence may be. A token takes
+        `token_bytes` of a step, if that has been measured. Raises ModelError for a longer sequence
+        than the model can have.
         """
         loaded, layout = self.loaded, self.loaded.layout
         longest, wanted = loaded.max_context_tokens, config.max_model_len
@@ -94,6 +95,7 @@ class OpenedModel:
             vocab_size=layout.vocab_size,
             context_tokens=wanted or longest or UNSTATED_TOKENS,
             check_bytes=max(check_bytes(layout), format_check_bytes(layout)),
+            token_bytes=token_bytes,
         )
         return plan if wanted else plan.fitting()
 
@@ -143,6 +145,9 @@ def assemble_opened(
     execution = check_model(loaded, opened.attentions, report)
     divergences = check_formats(loaded, execution, config, report)
     pooled = pooled_by(loaded, execution.head, opened.checkpoint)
+    if token_bytes := measured_token_bytes(loaded.model, layout, execution):
+        plan = opened.plan(config, token_bytes)
+        _limit_allocator(opened, plan)
     # On a Mac other programs share the memory, and have it until it is needed.
     is_shared = mx.metal.is_available() and mx.default_device() != mx.cpu
     first_blocks = plan.sizes.n_blocks // FIRST_SHARE if is_shared else None

@@ -158,6 +158,8 @@ def sharing(n_bytes: int, footprint: Footprint, others_bytes: int = 0) -> Memory
     also have the bytes that others use, if it is told to take them.
     """
     left_bytes = n_bytes + 256 * MIB + activation_bytes(SMALL.step_tokens, 0, 0)
+    if footprint.state is not None:
+        left_bytes += SMALL.max_running * footprint.state.replaced
     machine = Machine("gpu (fake)", GIB, left_bytes, left_bytes + others_bytes, kv_share=1.0)
     return MemoryPlan(SMALL, machine, 0, footprint, NOTHING, 0, 80)
 

@@ -102,11 +102,13 @@ def rehearsal_sizes(windows: Sequence[int], is_recurrent: bool) -> StorageSizes:
     )
 
 
-def activation_bytes(n_tokens: int, n_rows: int, vocab_size: int) -> int:
-    """The arrays of a step that computes `n_tokens` tokens and samples `n_rows` rows, without
-    weights, storage and attention's workspace.
+def activation_bytes(
+    n_tokens: int, n_rows: int, vocab_size: int, token_bytes: int = _TOKEN_BYTES
+) -> int:
+    """The arrays of a step that computes `n_tokens` tokens of `token_bytes` each and samples
+    `n_rows` rows, without weights, storage, recurrent states and attention's workspace.
     """
-    return n_tokens * _TOKEN_BYTES + n_rows * vocab_size * _LOGIT_BYTES
+    return n_tokens * token_bytes + n_rows * vocab_size * _LOGIT_BYTES
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ class MemoryPlan:
     vocab_size: int
     context_tokens: int  # of the longest sequence that the model can have
     check_bytes: int = 0  # of the check at load, which ends before storage is allocated
+    token_bytes: int = 0  # of a step for each token, as measured; 0: it has not been
 
     def fitting(self) -> "MemoryPlan":
         """This plan with the longest context that fits, in whole blocks: its own where that fits,
@@ -220,10 +223,11 @@ class MemoryPlan:
             return 0
         windows = [window for window, _ in self.footprint.windows]
         sizes = rehearsal_sizes(windows, self.footprint.state is not None)
-        stored = self.footprint.storage_bytes(sizes)
+        stored, state = self.footprint.storage_bytes(sizes), self.footprint.state
         workspace = replace(self.workspace, rows=REHEARSAL_ROWS, tokens=REHEARSAL_ROWS)
         return (
             2 * (stored.arenas + stored.states)
+            + (0 if state is None else REHEARSAL_ROWS * state.replaced)
             + workspace.bytes(REHEARSAL_BLOCKS * self.config.block_size)
             + activation_bytes(REHEARSAL_ROWS, REHEARSAL_ROWS, self.vocab_size)
         )
@@ -248,9 +252,15 @@ class MemoryPlan:
 
     def _step_bytes(self, longest: int) -> int:
         """The arrays of a step if the longest sequence has `longest` tokens."""
-        config = self.config
-        activations = activation_bytes(config.step_tokens, config.max_running, self.vocab_size)
-        return activations + self.workspace.bytes(longest)
+        config, state = self.config, self.footprint.state
+        activations = activation_bytes(
+            config.step_tokens,
+            config.max_running,
+            self.vocab_size,
+            max(self.token_bytes, _TOKEN_BYTES),
+        )
+        states = 0 if state is None else config.max_running * state.replaced
+        return activations + states + self.workspace.bytes(longest)
 
     def _computing_bytes(self, longest: int) -> int:
         """What is neither weights nor storage if the longest sequence has `longest` tokens."""

@@ -71,6 +71,8 @@ instead of after thousands: the keys of a block, how many blocks a query attends
 these are the last ones whatever their scores. With one of each no rounding decides.
 """
 
+_MEASURED_TOKENS = 64
+
 OWN_LOGIT_BYTES = 8
 """A logit that the model computes through its own caches, and the array that it is made of."""
 
@@ -159,6 +161,24 @@ def check_bytes(layout: Layout) -> int:
         + activation_bytes(longest, n_read, layout.vocab_size)
         + longest * layout.vocab_size * OWN_LOGIT_BYTES
     )
+
+
+def measured_token_bytes(model: Module, layout: Layout, execution: Execution) -> int:
+    """What a step's arrays take for each token of a prompt, by MLX's count; 0 for a model without
+    recurrent states, or on a GPU. There MLX has kernels for them. Elsewhere mlx-lm's layers may
+    make an array of the size of a state for each token, some of them several.
+    """
+    state = layout.state_bytes
+    if state is None or mx.default_device() != mx.cpu:
+        return 0
+    tokens = [(37 * i) % min(layout.vocab_size, 1000) for i in range(_MEASURED_TOKENS)]
+    rows, steps = [Row(tokens, NO_ADAPTER)], [[Chunk(0, 0, len(tokens), 1)]]
+    held = footprint(layout, BLOCK_SIZE).storage_bytes(storage_sizes(layout, rows))
+    mx.clear_cache()
+    before_bytes = mx.get_active_memory() + held.arenas + held.states + state.replaced
+    mx.reset_peak_memory()
+    mx.eval(logits_through_storage(model, layout, execution, rows, steps))
+    return max(mx.get_peak_memory() - before_bytes, 0) // len(tokens)
 
 
 def install_patches(model: Module, layout: Layout, adapters: RowAdapters) -> OutputHead:

@@ -113,7 +113,8 @@ class Layout:
         """Bytes of a sequence's recurrent state; None without one."""
         if not self.states:
             return None
-        return StateBytes(state_bytes(self.states), state_bytes(self.saved_states))
+        largest = max(state_bytes(spec.arrays) for spec in self._state_specs)
+        return StateBytes(state_bytes(self.states), state_bytes(self.saved_states), largest)
 
     @cached_property
     def _state_specs(self) -> tuple[StateSpec, ...]:

@@ -289,14 +289,35 @@ class ChunkedView(LayerView):
 
 
 class StateView(ArraysCache):  # type: ignore[misc]  # a base class without types
-    """A recurrent layer's state of several rows; the model replaces the arrays in `cache`."""
+    """A recurrent layer's state of several rows; the model replaces the arrays in `cache`.
+
+    The layer reads them only when those of the layer `before` have been replaced. Without that
+    order MLX would compute the state of each layer last, and keep what it is made of: as many bytes
+    as all states together.
+    """
 
     cache: list[Any]
 
-    def __init__(self, arrays: Sequence[mx.array | None], lengths: mx.array | None) -> None:
+    def __init__(
+        self,
+        arrays: Sequence[mx.array | None],
+        lengths: mx.array | None,
+        before: "StateView | None" = None,
+    ) -> None:
         super().__init__(len(arrays))
         self.cache = list(arrays)
         self.lengths = lengths
+        self._before = before
+
+    def __getitem__(self, index: int) -> Any:
+        before, self._before = self._before, None
+        if before is not None:
+            replaced = [array for array in before.cache if array is not None]
+            own = [array for array in self.cache if array is not None]
+            if replaced and own:
+                ordered = iter(mx.depends(own, replaced))
+                self.cache = [None if array is None else next(ordered) for array in self.cache]
+        return self.cache[index]
 
     def advance(self, N: int) -> None:  # noqa: N803 - as mlx-lm has it
         """Rebinds `lengths`, which all layers share; mlx-lm's own changes the array."""
@@ -374,7 +395,9 @@ class ForwardViews:
         if isinstance(spec, tuple):
             return tuple(map(self._view, spec))
         if isinstance(spec, StateSpec):
-            view = StateView([next(self._states) for _ in spec.arrays], self._lengths)
+            arrays = [next(self._states) for _ in spec.arrays]
+            before = self._state_views[-1] if self._state_views else None
+            view = StateView(arrays, self._lengths, before)
             self._state_views.append(view)
             return view
         if isinstance(spec, UnusedSpec):
