@@ -24,6 +24,8 @@ from engine.values.request import (
     Constraint,
     Grammar,
     GrammarKind,
+    LoopLimit,
+    Markup,
     Request,
     SamplingParams,
     ThinkingBlock,
@@ -50,6 +52,9 @@ REQUEST = Request(
     ),
     stop=("ü",),
     stop_token_ids=frozenset({4, 5}),
+    named_stops={6: "<|end|>"},
+    markup=Markup((("<think>", "</think>"), ("[", "")), ("{",), "</think>"),
+    loops=LoopLimit(64, 2, 3),
     speculate=False,
     prediction=pack((6, 150_000)),
     constraint=Constraint(
