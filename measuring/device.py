@@ -22,7 +22,15 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from engine.core.step import BatchEntry, Decode, Prefill, Sampling, SequenceId, StepPlan
+from engine.core.step import (
+    NO_STEP_MASKS,
+    BatchEntry,
+    Decode,
+    Prefill,
+    Sampling,
+    SequenceId,
+    StepPlan,
+)
 from engine.mlx_backend import host
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.cpu.blas import load_blas
@@ -448,7 +456,8 @@ def memory_of_steps(
     gc.collect()  # the model of an earlier case may still be there
     before = mx.get_active_memory()  # or what is kept from the first step on would not be seen
     runner.submit(_prompts(_NAMES))
-    runner.sample(None)
+    runner.launch()
+    runner.draw(NO_STEP_MASKS)
     mx.synchronize()
     mx.clear_cache()  # or a copy would take the place of what is left of earlier work
     mx.reset_peak_memory()
@@ -456,7 +465,8 @@ def memory_of_steps(
     for plan in plans:
         runner.submit(plan)
         runner.collect()
-        runner.sample(None)
+        runner.launch()
+        runner.draw(NO_STEP_MASKS)
     runner.collect()
     seconds = time.perf_counter() - started
     pool_bytes = model.storage.full.layers[0].planes[0].nbytes

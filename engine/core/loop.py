@@ -1,23 +1,22 @@
 """The engine's loop. While a step is computed, the next is planned and the last one's tokens are
 delivered:
 
-    plan(2) submit(2) collect(1) commit(1) deliver(1) sample(2) | plan(3) submit(3) collect(2) ...
+    plan(2) submit(2) collect(1) commit(1) deliver(1) launch(2) draw(2) | plan(3) submit(3) ...
 
 Sampling depends on the tokens of the previous step: masks, penalties, ends. So a step is submitted
-before the previous one is collected, and sampled after. All of this is on one thread.
+before the previous one is collected, and drawn after. All of this is on one thread.
 """
 
 import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from functools import partial
 
 from engine.core.idle_recount import IdleRecount
 from engine.core.inbox import Inbox
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Step
 from engine.core.statistics import forget_cleared
-from engine.core.step import ModelRunner, RunnerLost
+from engine.core.step import NO_STEP_MASKS, ModelRunner, RunnerLost
 from engine.grammar.stage import GrammarStage
 from engine.values.output import OutputEvent
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
@@ -256,9 +255,12 @@ class EngineLoop:
     def _sample(self, step: Step) -> None:
         """Have the rest of the step computed and its tokens sampled."""
         grammar = self._needed_grammar()
-        masks = None if grammar is None else partial(grammar.masks, step, self._step_seconds)
         try:
-            self._runner.sample(masks)
+            self._runner.launch()
+            masks = NO_STEP_MASKS
+            if grammar is not None:  # while the device computes
+                masks = grammar.masks(step, self._step_seconds)
+            self._runner.draw(masks)
         except Exception as error:
             self.in_flight = None
             self._fail(error, step)

@@ -148,6 +148,10 @@ class StepMasks(NamedTuple):
     late: Sequence[SequenceId] = ()
 
 
+NO_STEP_MASKS = StepMasks()
+"""Each row may choose every token."""
+
+
 class SampledToken(NamedTuple):
     """A token that was drawn, and its log-probability if the request wants it."""
 
@@ -212,13 +216,15 @@ class RunnerLost(Exception):
 class ModelRunner(Protocol):
     """Computes a step while the next is planned. Used only on the engine thread, which made it.
 
-        submit(1) sample(1) submit(2) collect(1) sample(2) submit(3) collect(2) ...
+        submit(1) launch(1) draw(1) submit(2) collect(1) launch(2) draw(2) submit(3) collect(2) ...
 
-    A step with `Verify` rows is collected before the next one is submitted.
+    A step with `Verify` rows is collected before the next one is submitted. All arguments and
+    results are values, so that a run can be replayed.
 
-    Each method may raise whatever the device raises. If `submit` or `sample` raises, that step is
-    dropped; if `collect` raises, all steps are. The blocks of their rows are then undefined, and
-    all others are unchanged. If the runner cannot guarantee that, it raises RunnerLost.
+    Each method may raise whatever the device raises. If `submit`, `launch` or `draw` raises, that
+    step is dropped; if `collect` raises, all steps are. The blocks of their rows are then
+    undefined, and all others are unchanged. If the runner cannot guarantee that, it raises
+    RunnerLost.
     """
 
     def submit(self, plan: StepPlan) -> None:
@@ -229,11 +235,14 @@ class ModelRunner(Protocol):
         """
         ...
 
-    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
-        """Compute the rest of the step that was submitted last and draw its tokens, after the
-        previous step was collected. Returns while the device computes. `masks` is called once the
-        forwards are launched, and its errors are raised; None if no row has a mask.
+    def launch(self) -> None:
+        """Launch the rest of the forwards of the step that was submitted last, after the previous
+        step was collected. Returns while the device computes.
         """
+        ...
+
+    def draw(self, masks: StepMasks) -> None:
+        """Draw the tokens of the step that was launched. Returns while the device computes."""
         ...
 
     def collect(self) -> StepResult:

@@ -1,7 +1,7 @@
 """The model runner: a step's ops, prompt chunks, decodes and samples on the device."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -167,33 +167,32 @@ class MlxRunner:
                 with self._computing(step):
                     step.unlaunched = self._launch.begin(step.unlaunched)
             # Else a copy would wait here for the step in flight, whose tokens would be late. All of
-            # this step is built and launched in `sample`, when that one is collected.
+            # this step is built and launched in `launch`, when that one is collected.
             self._in_flight.append(step)
         except Exception:
             self._settle()
             raise
 
-    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
-        """See `ModelRunner.sample`."""
+    def launch(self) -> None:
+        """See `ModelRunner.launch`."""
         step = self._in_flight[-1]
-        try:
-            with self._computing(step):
-                self._launch.finish(step.unlaunched)
-            ruled_out = StepMasks() if masks is None else masks()
-            step.late = frozenset(ruled_out.late)
+        with self._dropping_last(), self._computing(step):
+            self._launch.finish(step.unlaunched)
+
+    def draw(self, masks: StepMasks) -> None:
+        """See `ModelRunner.draw`."""
+        step = self._in_flight[-1]
+        with self._dropping_last():
+            step.late = frozenset(masks.late)
             if step.late and (saved := step.draws.keep(step.late)):
                 # Launched now: `collect` would launch it after the next step's forwards. It writes
                 # no pool, so no write that follows copies one.
                 mx.async_eval(saved)
                 step.awaited += saved
             if step.draws.rows:
-                self._draw(step, ruled_out)
+                self._draw(step, masks)
             if self._decode_path is not None and self._decode_path.compiled is not None:
                 self._decode_path.compiled.trace_ahead()
-        except Exception:
-            self._in_flight.pop()
-            self._settle()
-            raise
 
     def collect(self) -> StepResult:
         """See `ModelRunner.collect`."""
@@ -208,6 +207,16 @@ class MlxRunner:
             return StepResult(_row_results(step, accepted), parts)
         except Exception:
             self._in_flight.clear()
+            self._settle()
+            raise
+
+    @contextmanager
+    def _dropping_last(self) -> Iterator[None]:
+        """Within the context an error drops the step that was submitted last."""
+        try:
+            yield
+        except Exception:
+            self._in_flight.pop()
             self._settle()
             raise
 

@@ -15,7 +15,7 @@ import gc
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,8 +114,11 @@ class ScriptedRunner:
             self._n_tokens[entry.sequence_id] = entry.sampling.output_index
         self._plans.append(plan)
 
-    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
-        """Nothing is left to compute."""
+    def launch(self) -> None:
+        """Nothing is to be computed."""
+
+    def draw(self, masks: StepMasks) -> None:
+        """The tokens are those of the script."""
 
     def collect(self) -> StepResult:
         return StepResult([self._result(row) for row in self._plans.popleft().rows])

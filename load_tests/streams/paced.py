@@ -7,7 +7,6 @@ demonstration model, and all that is said.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -57,8 +56,11 @@ class PacedRunner:
         """See `ModelRunner.submit`."""
         self._submitted.append(plan)
 
-    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
-        """See `ModelRunner.sample`."""
+    def launch(self) -> None:
+        """See `ModelRunner.launch`."""
+
+    def draw(self, masks: StepMasks) -> None:
+        """See `ModelRunner.draw`."""
 
     def collect(self) -> StepResult:
         """See `ModelRunner.collect`."""

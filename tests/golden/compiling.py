@@ -74,8 +74,11 @@ class SteadySteps:
         self.n += is_steady and any(isinstance(row, Decode) for row in plan.rows)
         self._runner.submit(plan)
 
-    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
-        self._runner.sample(masks)
+    def launch(self) -> None:
+        self._runner.launch()
+
+    def draw(self, masks: StepMasks) -> None:
+        self._runner.draw(masks)
 
     def collect(self) -> StepResult:
         return self._runner.collect()

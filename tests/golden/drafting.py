@@ -84,7 +84,7 @@ class DraftingDriver(Driver):
         rows = {speaker: _row(speaker, drafts) for speaker in speakers}
         counts = [(speaker.subject, n_tokens(row)) for speaker, row in rows.items()]
         plan = replace(self.plan(counts), rows=list(rows.values()))
-        result = compute(self.runner, plan, lambda: _masks(rows))
+        result = compute(self.runner, plan, _masks(rows))
         for (speaker, row), own in zip(rows.items(), result.rows, strict=True):
             self._commit(speaker, row, own)
         invariants.check(self.store)
@@ -96,12 +96,10 @@ class DraftingDriver(Driver):
         assert isinstance(row, Verify)
         name = speaker.subject.id
         plan = replace(self.plan([(speaker.subject, n_tokens(row))]), rows=[row])
-        late = compute(self.runner, plan, lambda: StepMasks(late=(name,)))
+        late = compute(self.runner, plan, StepMasks(late=(name,)))
         assert late == StepResult((Late(),))
         resample = Resample(name)
-        [again] = compute(
-            self.runner, StepPlan(rows=[resample]), lambda: _masks({speaker: resample})
-        ).rows
+        [again] = compute(self.runner, StepPlan(rows=[resample]), _masks({speaker: resample})).rows
         self._commit(speaker, Verify(name, row.start, row.token, row.draft), again)
 
     def _commit(self, speaker: Speaker, row: Row, result: RowResult) -> None:

@@ -1,6 +1,6 @@
 """Drives the MLX runner by hand: a test chooses steps, and reads what the sampler is given."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -10,6 +10,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from engine.core.step import (
+    NO_STEP_MASKS,
     BatchEntry,
     Masks,
     ModelRunner,
@@ -175,12 +176,11 @@ class Driver:
         return Subject(name, lease)
 
 
-def compute(
-    runner: ModelRunner, plan: StepPlan, masks: Callable[[], StepMasks] | None = None
-) -> StepResult:
+def compute(runner: ModelRunner, plan: StepPlan, masks: StepMasks = NO_STEP_MASKS) -> StepResult:
     """One step, with none in flight."""
     runner.submit(plan)
-    runner.sample(masks)
+    runner.launch()
+    runner.draw(masks)
     return runner.collect()
 
 

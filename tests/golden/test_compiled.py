@@ -182,7 +182,8 @@ def replayed(calls: Sequence[bytes], runner: MlxRunner) -> Iterator[StepResult]:
             case StepPlan():
                 runner.submit(call)
             case StepMasks():
-                runner.sample(partial(StepMasks, call.sequence_ids, call.masks))
+                runner.launch()
+                runner.draw(call)
             case _:
                 yield runner.collect()
 

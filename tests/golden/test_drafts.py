@@ -271,5 +271,5 @@ def test_a_draw_that_is_none_fails_its_row_only_where_it_counts(
     )
     masks = np.zeros((2, mask_words(VOCAB_SIZE)), dtype=np.int32)
     masks[0] = -1
-    result = compute(driver.runner, plan, lambda: StepMasks((name, name), masks))
+    result = compute(driver.runner, plan, StepMasks((name, name), masks))
     assert [type(row) for row in result.rows] == [Failed if fails else Verified, Sampled]

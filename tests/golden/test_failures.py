@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.core.step import (
+    NO_STEP_MASKS,
     BatchEntry,
     Decode,
     Failed,
@@ -167,14 +168,15 @@ def test_a_step_that_fails_before_its_forwards_rolls_back_no_earlier_one(
     first.ops = [(When.FIRST, ResetState(slot))]
     compute(runner, first)
     runner.submit(StepPlan(rows=[Decode(name)]))
-    runner.sample(None)
+    runner.launch()
+    runner.draw(NO_STEP_MASKS)
     ops = CopyBlock(BlockId(1), BlockId(2), 1), CopyState(SlotId(states.n_slots), slot)
     # The copy of a block keeps `submit` from building any of the step.
     runner.submit(StepPlan(rows=[Decode(name)], ops=[(When.FIRST, op) for op in ops]))
     runner.collect()
     before = states.read([slot])
     with pytest.raises(IndexError):
-        runner.sample(None)
+        runner.launch()
     states.execute(RollBackState(slot))
     for found, expected in zip(states.read([slot]), before, strict=True):
         assert mx.array_equal(found, expected)

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from llguidance import LLTokenizer
 
-from engine.core.step import Late, Resample, Sampled, StepMasks, StepPlan
+from engine.core.step import NO_STEP_MASKS, Late, Resample, Sampled, StepMasks, StepPlan
 from engine.grammar.answers import Verdict
 from engine.grammar.phases import grammar_plan
 from engine.mlx_backend.decode.choice import DecodePath
@@ -122,12 +122,14 @@ def test_kept_logits_are_computed_before_the_next_step_is_submitted(
     late = subjects[0].id
     prefills = [subject.prefill(BLOCK_SIZE, samples=True) for subject in subjects]
     driver.runner.submit(replace(driver.plan(rows), rows=list(prefills)))
-    driver.runner.sample(lambda: StepMasks(late=(late,)))
+    driver.runner.launch()
+    driver.runner.draw(StepMasks(late=(late,)))
     mx.synchronize()  # all that has been launched is computed
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     assert [type(row) for row in driver.runner.collect().rows] == [Late, *[Sampled] * 15]
     assert mx.get_peak_memory() <= before, "collecting the step has computed something"
     driver.runner.submit(StepPlan(rows=[Resample(late)]))
-    driver.runner.sample(None)
+    driver.runner.launch()
+    driver.runner.draw(NO_STEP_MASKS)
     assert [type(row) for row in driver.runner.collect().rows] == [Sampled]

@@ -2,13 +2,13 @@
 
 import pickle
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from engine.core.step import (
+    NO_STEP_MASKS,
     BatchEntry,
     Decode,
     ModelRunner,
@@ -50,10 +50,12 @@ class Recorder:
         self.calls.append(pickle.dumps(plan))
         self._runner.submit(plan)
 
-    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
-        ruled_out = StepMasks() if masks is None else masks()
-        self.calls.append(pickle.dumps(ruled_out))
-        self._runner.sample(lambda: ruled_out)
+    def launch(self) -> None:
+        self._runner.launch()
+
+    def draw(self, masks: StepMasks) -> None:
+        self.calls.append(pickle.dumps(masks))
+        self._runner.draw(masks)
 
     def collect(self) -> StepResult:
         self.calls.append(pickle.dumps(None))
@@ -98,7 +100,8 @@ def test_plans_of_one_run_give_the_same_on_a_second_runner(
             case StepPlan():
                 again.submit(call)
             case StepMasks():
-                again.sample(partial(StepMasks, call.sequence_ids, call.masks))
+                again.launch()
+                again.draw(call)
             case _:
                 results.append(again.collect())
     assert results == recorder.results
@@ -169,14 +172,16 @@ def test_a_result_that_cannot_be_read_leaves_no_step_behind(
     table, prompt = TablePatch(None, 0, tuple(range(8))), tuple(random_tokens(9, seed=1))
     first = Prefill(name, 0, prompt, samples=True)
     mlx_runner.submit(StepPlan(enter=[entry], patches=[(name, table)], rows=[first]))
-    mlx_runner.sample(None)
+    mlx_runner.launch()
+    mlx_runner.draw(NO_STEP_MASKS)
     mlx_runner.submit(StepPlan(rows=[Decode(name)]))
     with monkeypatch.context() as patched:
         patched.setattr(runner, "_accept_tokens", _out_of_memory)
         with pytest.raises(MemoryError):
             mlx_runner.collect()
     mlx_runner.submit(StepPlan(leave=[name], enter=[entry], patches=[(name, table)], rows=[first]))
-    mlx_runner.sample(None)
+    mlx_runner.launch()
+    mlx_runner.draw(NO_STEP_MASKS)
     [result] = mlx_runner.collect().rows
     assert isinstance(result, Sampled)
 

@@ -7,7 +7,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.core.step import BatchEntry, Decode, Prefill, Row, Sampling, SequenceId, StepPlan
+from engine.core.step import (
+    NO_STEP_MASKS,
+    BatchEntry,
+    Decode,
+    Prefill,
+    Row,
+    Sampling,
+    SequenceId,
+    StepPlan,
+)
 from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
@@ -152,12 +161,14 @@ def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
     ]
     block, read = BlockId(1_000), ReadBlock(BlockId(0), BLOCK_SIZE, (SlotId(0),) * n_windows)
     runner.submit(StepPlan(enter=enter, patches=tables, rows=prompts, ops=reading([read])))
-    runner.sample(None)
+    runner.launch()
+    runner.draw(NO_STEP_MASKS)
     [parts] = [result.read[0] for result in [runner.collect()]]
     target = ReadBlock(block, BLOCK_SIZE, (SlotId(1_000),) * n_windows)
     ops = tuple(fills([target], [parts]))
     runner.submit(StepPlan(ops=ops, rows=list(map(Decode, names))))
-    runner.sample(None)
+    runner.launch()
+    runner.draw(NO_STEP_MASKS)
     mx.synchronize()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
@@ -169,7 +180,8 @@ def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
         )
         runner.submit(plan)
         runner.collect()
-        runner.sample(None)
+        runner.launch()
+        runner.draw(NO_STEP_MASKS)
     assert runner.collect().read[0][0] == parts[0]
     pools = [model.storage.full, *model.storage.windows]
     pool_bytes = min(arena.layers[0].planes[0].nbytes for arena in pools)

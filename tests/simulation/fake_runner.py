@@ -206,17 +206,21 @@ class FakeRunner:
         self._flights.append(flight)
         assert len(self._flights) <= 2, "more than one step in flight"
 
-    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
+    def launch(self) -> None:
+        """All has been computed at submission. If the step fails from here on, it is as if decodes
+        had not been launched.
+        """
+
+    def draw(self, masks: StepMasks) -> None:
         flight = self._flights[-1]
         try:
-            ruled_out = StepMasks() if masks is None else masks()
             self._fault()
         except BaseException:
             self._flights.pop()
             if self._launching is Launching.AHEAD:
                 self._leave_decodes_out(flight.plan)
             raise
-        self._sample(flight, ruled_out)
+        self._sample(flight, masks)
 
     def _leave_decodes_out(self, plan: StepPlan) -> None:
         """Where another forward comes first, decodes are launched only when the step samples."""

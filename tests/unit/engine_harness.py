@@ -8,7 +8,16 @@ from engine.core.metrics import Metrics
 from engine.core.request import Limits
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import LiveSequence, Step
-from engine.core.step import Decode, Prefill, Resample, Row, SequenceId, StepPlan, Verify
+from engine.core.step import (
+    NO_STEP_MASKS,
+    Decode,
+    Prefill,
+    Resample,
+    Row,
+    SequenceId,
+    StepPlan,
+    Verify,
+)
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.policy import DraftPolicy
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
@@ -137,7 +146,8 @@ class Harness:
         """Compute a step that has been planned."""
         try:
             self.runner.submit(step.plan)
-            self.runner.sample(None)
+            self.runner.launch()
+            self.runner.draw(NO_STEP_MASKS)
             result = self.runner.collect()
         except RuntimeError as error:
             self.scheduler.fail(step, str(error))

@@ -7,7 +7,7 @@ import pytest
 
 from engine.core.budget import StepShape
 from engine.core.sequence import Step
-from engine.core.step import Verify
+from engine.core.step import NO_STEP_MASKS, Verify
 from engine.values.output import FinishReason
 from engine.values.request import SamplingParams
 from engine.values.stats import DraftSource
@@ -167,7 +167,8 @@ def test_an_aborted_sequence_keeps_what_it_has_computed() -> None:
     harness.scheduler.abort(NAME)
     assert not any(event.finish_reason for event in harness.scheduler.take_events())
     harness.runner.submit(step.plan)
-    harness.runner.sample(None)
+    harness.runner.launch()
+    harness.runner.draw(NO_STEP_MASKS)
     harness.scheduler.commit(step, harness.runner.collect())
     harness.take(harness.scheduler.take_events())
     assert harness.reason(NAME) is FinishReason.ABORT

@@ -70,9 +70,12 @@ class SlowRunner:
         self.plan = plan
         self._runner.submit(plan)
 
-    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
+    def launch(self) -> None:
+        self._runner.launch()
+
+    def draw(self, masks: StepMasks) -> None:
         self._clock[0] += 1.0
-        self._runner.sample(masks)
+        self._runner.draw(masks)
 
     def collect(self) -> StepResult:
         return self._runner.collect()

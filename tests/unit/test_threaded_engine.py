@@ -19,7 +19,7 @@ from engine.core.request import PreparedRequest
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Step
 from engine.core.statistics import snapshot
-from engine.core.step import RunnerLost, StepMasks, StepPlan, StepResult
+from engine.core.step import RunnerLost, StepPlan, StepResult
 from engine.core.thread import QUICK_TOKENS, STALL_SECONDS, EngineParts, EngineThread
 from engine.grammar.state import GrammarPlan
 from engine.remote.host import CALLS
@@ -274,21 +274,21 @@ def test_events_are_delivered_before_the_next_step_is_launched_whole(
 ) -> None:
     """Launching waits for the device: who waits for a token must not wait with it."""
     harness, happened = Harness(), list[str]()
-    sample = harness.runner.sample
+    launch = harness.runner.launch
 
-    def note_and_sample(masks: Callable[[], StepMasks]) -> None:
-        happened.append("sample")
-        sample(masks)
+    def note_and_launch() -> None:
+        happened.append("launch")
+        launch()
 
     def deliver(events: list[OutputEvent]) -> None:
         happened.extend("token" for event in events if event.token_ids)
 
-    monkeypatch.setattr(harness.runner, "sample", note_and_sample)
+    monkeypatch.setattr(harness.runner, "launch", note_and_launch)
     loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, NO_BYTES)
     harness.scheduler.add(harness.scheduler.prepare(request("a", max_tokens=3)), 0.0)
     while harness.scheduler.has_work:
         loop.turn()
-    assert happened == ["sample", "token", "sample", "token", "sample", "token"]
+    assert happened == ["launch", "token", "launch", "token", "launch", "token"]
 
 
 def test_what_a_clear_of_the_disk_has_changed_is_in_the_statistics() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from engine.core.inbox import Inbox
@@ -81,8 +81,11 @@ class GatedRunner:
     def submit(self, plan: StepPlan) -> None:
         self._harness.runner.submit(plan)
 
-    def sample(self, masks: Callable[[], StepMasks] | None) -> None:
-        self._harness.runner.sample(masks)
+    def launch(self) -> None:
+        self._harness.runner.launch()
+
+    def draw(self, masks: StepMasks) -> None:
+        self._harness.runner.draw(masks)
 
     def collect(self) -> StepResult:
         self.begun.set()
