@@ -27,7 +27,7 @@ from typing import TypeAlias
 from pydantic import TypeAdapter
 
 from engine.api import Report, one_line
-from engine.mlx_backend.backend import MAX_OPERATIONS, mlx_imports
+from engine.mlx_backend.environment import MAX_OPERATIONS, mlx_imports
 from engine.process.child import ending, start_child
 from engine.values.settings import EngineConfig
 

@@ -27,10 +27,10 @@ from engine.core.inbox import Inbox
 from engine.mlx_backend import assembly
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.kv.formats import dtype_name
+from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.kv.shape import token_bytes
 from engine.mlx_backend.loading.compiler import start_compiler
 from engine.mlx_backend.loading.memory import footprint, least_kv_bytes
-from engine.mlx_backend.model.layout import Layout
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig

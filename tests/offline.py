@@ -22,10 +22,10 @@ from engine.grammar.stage import Answers, GrammarStage
 from engine.grammar.state import GrammarPlan
 from engine.mlx_backend.assembly import UNSTATED_TOKENS, attentions
 from engine.mlx_backend.decode.choice import DecodePath
+from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler

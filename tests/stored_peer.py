@@ -8,8 +8,8 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from engine.mlx_backend.kv.layout import KVCacheSpec, Layout
 from engine.mlx_backend.kv.shape import LayerShape
-from engine.mlx_backend.model.layout import KVCacheSpec, Layout
 
 Update = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]
 

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from pydantic import TypeAdapter
 
 from engine.api import ModelError, one_line
-from engine.mlx_backend.backend import mlx_imports
+from engine.mlx_backend.environment import mlx_imports
 from engine.mlx_backend.loading.locate import fetch_checkpoint
 from engine.process.sockets import send_all
 from engine.values.settings import EngineConfig

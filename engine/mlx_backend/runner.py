@@ -36,7 +36,7 @@ from engine.mlx_backend.model.batching import ForwardBatch
 from engine.mlx_backend.model.cached_model import HIDDEN_STATES, CachedModel, PendingVectors, Pooler
 from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
-from engine.mlx_backend.sampling.verify import RowDraws, StepDraws, rows_of
+from engine.mlx_backend.verify import RowDraws, StepDraws, rows_of
 from engine.values.output import TokenLogprob
 from kvstore.ops import CopyBlock, When
 

@@ -11,8 +11,8 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 
+from engine.mlx_backend.kv.layout import discover
 from engine.mlx_backend.loading.loader import named_weights
-from engine.mlx_backend.model.layout import discover
 from measuring.random_checkpoint import CONFIGS, random_model
 from tests.conformance import document
 from tests.conformance.cases import CASES

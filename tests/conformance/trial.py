@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from engine.api import ModelError, one_line
 from engine.mlx_backend.decode.choice import REHEARSED_ROWS, Rehearsal, rehearsal_model
 from engine.mlx_backend.decode.compiled import Unfit
-from engine.mlx_backend.model.layout import (
+from engine.mlx_backend.kv.layout import (
     CacheSpec,
     ChunkedCacheSpec,
     KVCacheSpec,

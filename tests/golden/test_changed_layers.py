@@ -14,9 +14,9 @@ from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm import utils
 
 from engine.api import ModelError
+from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.loading import loader, selfcheck, weights
 from engine.mlx_backend.loading.purpose import find_purpose
-from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters
 from engine.values.request import Pooling
 from engine.values.settings import AdapterConfig

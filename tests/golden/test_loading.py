@@ -19,13 +19,13 @@ from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.kv.arena import LayerArena
+from engine.mlx_backend.kv.layout import KVCacheSpec, Layout, discover
 from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.loading import selfcheck
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.loading.compiler import Compiler
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import check_bytes, find_execution, longer_by
-from engine.mlx_backend.model.layout import KVCacheSpec, Layout, discover
 from engine.mlx_backend.model.patches import RowAdapters
 from engine.mlx_backend.model.rows import RowGroup
 from engine.mlx_backend.model.views import Attention, BlockAttention

@@ -12,13 +12,13 @@ from mlx.nn.layers.base import Module
 from engine.api import ModelError
 from engine.mlx_backend.batch import SequenceTables
 from engine.mlx_backend.host import Machine
+from engine.mlx_backend.kv.layout import Layout, discover
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.memory import MemoryPlan, footprint
 from engine.mlx_backend.loading.selfcheck import install_patches, measured_token_bytes
 from engine.mlx_backend.loading.workspace import AttentionWorkspace
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.model.layout import Layout, discover
 from engine.mlx_backend.model.patches import RowAdapters
 from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.views import Attention

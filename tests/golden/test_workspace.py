@@ -16,6 +16,7 @@ from engine.mlx_backend import assembly
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.host import FusedAttention
+from engine.mlx_backend.kv.layout import Layout, discover
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import load_weights
 from engine.mlx_backend.loading.workspace import (
@@ -25,7 +26,6 @@ from engine.mlx_backend.loading.workspace import (
 )
 from engine.mlx_backend.model.batching import LADDER, Batching
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.model.layout import Layout, discover
 from engine.mlx_backend.model.patches import OutputHead, install_output_head
 from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.views import Attention, RowByRowAttention, install_attention

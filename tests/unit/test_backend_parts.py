@@ -17,12 +17,11 @@ from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from engine.api import ModelError
-from engine.mlx_backend import backend
-from engine.mlx_backend.backend import (
+from engine.mlx_backend.backend import load_backend
+from engine.mlx_backend.environment import (
     MAX_ELEMENTS,
     MAX_OPERATIONS,
     limit_by_operations,
-    load_backend,
     mlx_imports,
 )
 from engine.mlx_backend.host import device_memory_bytes
@@ -184,7 +183,9 @@ def test_a_model_that_was_not_fetched_is_said_with_what_fetches_it(
 
 
 def test_a_path_to_nothing_is_known_before_mlx_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.mlx_backend.backend.load_blas", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(
+        "engine.mlx_backend.environment.load_blas", Mock(side_effect=AssertionError)
+    )
     with pytest.raises(ModelError, match="there is no directory /no/such"):
         load_backend(EngineConfig(model="/no/such"), lambda line: None)
 
@@ -264,7 +265,7 @@ def test_the_limit_of_open_files_stays_as_it_is() -> None:
 def test_mlx_that_does_not_start_is_one_line(
     on_cuda: bool, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "has_cuda_package", lambda: on_cuda)
+    monkeypatch.setattr("engine.mlx_backend.environment.has_cuda_package", lambda: on_cuda)
     monkeypatch.setitem(sys.modules, "mlx.core", None)  # as where its library cannot be loaded
     with (
         pytest.raises(ModelError, match=r"^MLX (for CUDA )?does not start") as caught,
@@ -286,7 +287,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A machine with this GPU, as far as is known before MLX is imported."""
     device: str = request.param
     monkeypatch.setattr(sys, "platform", "darwin" if device == "Metal" else "linux")
-    monkeypatch.setattr(backend, "has_cuda_package", lambda: device == "CUDA")
+    monkeypatch.setattr("engine.mlx_backend.environment.has_cuda_package", lambda: device == "CUDA")
     return device
 
 
@@ -310,7 +311,7 @@ def test_the_users_own_limits_stay() -> None:
 
 def test_on_a_cpu_the_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(backend, "has_cuda_package", lambda: False)
+    monkeypatch.setattr("engine.mlx_backend.environment.has_cuda_package", lambda: False)
     environment = dict[str, str]()
     limit_by_operations(environment)
     assert environment == {}
@@ -318,7 +319,7 @@ def test_on_a_cpu_the_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
 
 LOAD = """
 import os, sys
-import engine.mlx_backend.backend as module
+import engine.mlx_backend.environment as module
 from {module} import {function}
 
 def end(environment):

@@ -17,6 +17,7 @@ from engine.api import ModelError
 from engine.mlx_backend import assembly, host
 from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.host import FusedAttention, Machine
+from engine.mlx_backend.kv.layout import KVCacheSpec, Layout
 from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.kv.states import StateBytes
 from engine.mlx_backend.loading.memory import Footprint, MemoryPlan, activation_bytes, footprint
@@ -25,7 +26,6 @@ from engine.mlx_backend.loading.workspace import (
     AttentionWorkspace,
     attention_workspace,
 )
-from engine.mlx_backend.model.layout import KVCacheSpec, Layout
 from engine.mlx_backend.model.views import Attention
 from engine.values.settings import EngineConfig
 from engine.values.stats import ModelMemory

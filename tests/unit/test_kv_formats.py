@@ -9,12 +9,12 @@ from engine.mlx_backend.kv import formats, states
 from engine.mlx_backend.kv import shape as shape_module
 from engine.mlx_backend.kv.arena import Arena
 from engine.mlx_backend.kv.formats import is_rotatable
+from engine.mlx_backend.kv.layout import KVCacheSpec, Layout, StateSpec
 from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.kv.states import ArrayShape
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.format_check import compare
 from engine.mlx_backend.model import patches
-from engine.mlx_backend.model.layout import KVCacheSpec, Layout, StateSpec
 from engine.mlx_backend.model.patches import rope_digest
 from engine.mlx_backend.model.rows import RowGroup, TokenSpan
 from engine.values.settings import KVFormat

@@ -4,9 +4,9 @@ import mlx.core as mx
 import pytest
 
 from engine.mlx_backend.kv.arena import ArenaError, LayerArena
+from engine.mlx_backend.kv.layout import KVCacheSpec, Layout
 from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.kv.storage import Storage
-from engine.mlx_backend.model.layout import KVCacheSpec, Layout
 from kvstore.ops import CopyBlock, FillBlock, ReadBlock
 from kvstore.sizes import StorageSizes
 from kvstore.types import BlockId

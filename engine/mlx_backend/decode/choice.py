@@ -19,6 +19,7 @@ from engine.api import Report, one_line
 from engine.core.step import NO_MASKS, Sampling, SequenceId
 from engine.mlx_backend.batch import BatchRow, SequenceTables
 from engine.mlx_backend.decode.compiled import CompiledDecode, CompiledDraws, Unfit
+from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.compiler import failure_of_compiler
 from engine.mlx_backend.loading.memory import (
@@ -28,7 +29,6 @@ from engine.mlx_backend.loading.memory import (
 )
 from engine.mlx_backend.loading.selfcheck import deviation, tolerance
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.patches import NO_ADAPTER
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from engine.mlx_backend.sampling.edits import SamplingRow

@@ -26,8 +26,8 @@ import mlx.core as mx
 from engine.api import one_line
 from engine.mlx_backend.batch import BatchRow
 from engine.mlx_backend.decode.batch import DecodeBatch, GroupTables, row_bucket, width_bucket
+from engine.mlx_backend.kv.layout import ChunkedCacheSpec
 from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.layout import ChunkedCacheSpec
 from engine.mlx_backend.model.patches import TransposedWeights
 from engine.mlx_backend.model.rows import ArenaForward, DecodeRows, pad_tables
 from engine.mlx_backend.model.views import ForwardViews

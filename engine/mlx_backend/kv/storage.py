@@ -13,9 +13,9 @@ from blake3 import blake3
 from engine.core.step import StepPlan
 from engine.mlx_backend.kv.arena import Arena, ArenaError
 from engine.mlx_backend.kv.formats import dtype_name
+from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.kv.shape import LayerShape, block_bytes
 from engine.mlx_backend.kv.states import ArrayShape, StateArena, state_bytes
-from engine.mlx_backend.model.layout import Layout
 from kvstore.ops import (
     CopyBlock,
     CopyState,

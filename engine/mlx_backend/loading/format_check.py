@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.api import ModelError, Report
+from engine.mlx_backend.kv.layout import RUN_ERRORS, Layout
 from engine.mlx_backend.loading.loader import LoadedModel
 from engine.mlx_backend.loading.memory import activation_bytes, footprint
 from engine.mlx_backend.loading.selfcheck import (
@@ -25,7 +26,6 @@ from engine.mlx_backend.loading.selfcheck import (
     storage_sizes,
 )
 from engine.mlx_backend.model.cached_model import Execution
-from engine.mlx_backend.model.layout import RUN_ERRORS, Layout
 from engine.mlx_backend.model.patches import NO_ADAPTER
 from engine.values.settings import EngineConfig, KVFormat, StateFormat
 

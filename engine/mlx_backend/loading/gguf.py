@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.api import ModelError, one_line
-from engine.mlx_backend.backend import mlx_imports
+from engine.mlx_backend.environment import mlx_imports
 from engine.process.sockets import send_all
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.api import ModelError, Report, one_line
+from engine.mlx_backend.kv.layout import Layout, discover
 from engine.mlx_backend.loading.adapter_files import read_adapters
 from engine.mlx_backend.loading.checkpoint import (
     WEIGHTS,
@@ -34,7 +35,6 @@ from engine.mlx_backend.loading.weights import (
 )
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import HIDDEN_STATES, Execution, Pooler
-from engine.mlx_backend.model.layout import Layout, discover
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters
 from engine.mlx_backend.model.views import Attention
 from engine.values.model import Embedder, Reranker, TemplateKind

@@ -13,10 +13,10 @@ from functools import cached_property
 
 from engine.api import ModelError
 from engine.mlx_backend.host import Machine
+from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.kv.shape import block_bytes
 from engine.mlx_backend.kv.states import StateBytes
 from engine.mlx_backend.loading.workspace import AttentionWorkspace
-from engine.mlx_backend.model.layout import Layout
 from engine.values.settings import EngineConfig
 from engine.values.stats import ModelMemory, readable_bytes
 from kvstore.pool import blocks_for

@@ -17,11 +17,11 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.api import ModelError
 from engine.mlx_backend.batch import SequenceTables
+from engine.mlx_backend.kv.layout import RUN_ERRORS, Layout
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.memory import activation_bytes, footprint
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.model.layout import RUN_ERRORS, Layout
 from engine.mlx_backend.model.patches import (
     NO_ADAPTER,
     OutputHead,

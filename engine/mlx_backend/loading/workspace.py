@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from engine.mlx_backend.host import FusedAttention
+from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.model.batching import FORWARD_TOKENS
-from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.views import Attention
 from engine.values.settings import EngineConfig
 from kvstore.window import lease_slots

@@ -12,6 +12,7 @@ import numpy as np
 from mlx.nn.layers.base import Module
 
 from engine.core.step import SequenceId, Vector
+from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.model.batching import (
     FORWARD_TOKENS,
@@ -20,7 +21,6 @@ from engine.mlx_backend.model.batching import (
     ForwardCost,
     StepForwards,
 )
-from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters, shared_tables
 from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.views import Attention, state_slots, views_of

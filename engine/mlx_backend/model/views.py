@@ -18,15 +18,15 @@ from mlx_lm.models import base
 from mlx_lm.models.cache import ArraysCache
 
 from engine.mlx_backend.kv.arena import Arena, LayerArena
-from engine.mlx_backend.kv.storage import Storage
-from engine.mlx_backend.model.batching import Batching, ForwardBatch
-from engine.mlx_backend.model.layout import (
+from engine.mlx_backend.kv.layout import (
     ChunkedCacheSpec,
     Layout,
     SpecTree,
     StateSpec,
     UnusedSpec,
 )
+from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.model.batching import Batching, ForwardBatch
 from engine.mlx_backend.model.rows import ArenaForward, BlockTable, RowGroup, TokenSpan
 from kvstore.types import SlotId
 from kvstore.window import first_needed

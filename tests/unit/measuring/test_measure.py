@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from engine.api import ModelError
-from engine.mlx_backend.backend import MAX_OPERATIONS
+from engine.mlx_backend.environment import MAX_OPERATIONS
 from engine.values.settings import EngineConfig
 from measuring.doctor import (
     BUFFER_OPERATIONS,
