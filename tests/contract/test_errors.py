@@ -167,7 +167,6 @@ BAD_CHAT = [
 REFUSED: list[tuple[dict[str, object], str]] = [
     ({"use_beam_search": True}, "use_beam_search"),
     ({"logits_processors": ["a.b"]}, "logits_processors"),
-    ({"repetition_detection": {"max_pattern_size": 4}}, "repetition_detection"),
     ({"thinking_token_budget": 10}, "thinking_token_budget"),
     ({"guided_whitespace_pattern": "[ ]*"}, "guided_whitespace_pattern"),
     ({"structural_tag": "{}"}, "structural_tag"),
