@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from engine.output.content import ContentFinder, Run
 from engine.output.loops import LoopFinder
-from engine.text.tokenizer import byte_level_bytes
+from engine.text.byte_level import byte_level_bytes
 from engine.values.output import FinishReason
 from engine.values.request import TEXT_BEFORE_TOKENS, Request
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 from tokenizers import Encoding, Tokenizer
-from tokenizers.pre_tokenizers import ByteLevel
 
 from engine.api import PromptTooLong
+from engine.text.byte_level import byte_level_bytes
 from engine.text.control_tokens import ControlTokens, new_mark
 from engine.text.replays import Outline
 from engine.text.templates import template_of
@@ -242,28 +242,6 @@ def _beginning(encoding: Encoding, most_tokens: int) -> list[int]:
     after = next((at for at, special in enumerate(reversed(is_special)) if not special), 0)
     text, around = ids[: len(ids) - after], ids[len(ids) - after :]
     return (text[: max(most_tokens - after, 0)] + around)[:most_tokens]
-
-
-def _byte_of() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one printable character (GPT-2's `bytes_to_unicode`)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + index): byte for index, byte in enumerate(others)
-    }
-
-
-BYTE_OF = _byte_of()
-assert set(BYTE_OF) == set(ByteLevel.alphabet())
-
-
-def byte_level_bytes(token: str) -> bytes:
-    """Return the bytes of a byte-level token as the ByteLevel decoder reads them: a token with any
-    character outside the byte alphabet is plain text.
-    """
-    if BYTE_OF.keys() >= set(token):
-        return bytes(BYTE_OF[character] for character in token)
-    return token.encode()
 
 
 def _is_byte_level(tokenizer_json: str) -> bool:

@@ -25,7 +25,7 @@ from engine.output.text import (
     WindowDetokenizer,
     detokenizer_factory,
 )
-from engine.text.tokenizer import BYTE_OF
+from engine.text.byte_level import BYTE_OF
 from engine.values.request import Request
 from engine.values.tokens import pack
 from load_tests.tokenizer import build_tokenizer

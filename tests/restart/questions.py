@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 from tokenizers import Tokenizer
 
-from engine.text.tokenizer import BYTE_OF
+from engine.text.byte_level import BYTE_OF
 from server.dialects.openai import token_text
 from tests.restart.asking import Heard, ask
 

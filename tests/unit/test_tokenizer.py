@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from engine.api import PromptTooLong
+from engine.text.byte_level import BYTE_OF
 from engine.text.tokenizer import CheckpointTokenizer, PromptLimit
 from server.parsing.registry import detect
 from tests.answering import opened
@@ -223,3 +224,7 @@ def test_the_beginning_of_a_text_keeps_the_special_tokens_around_it(tmp_path: Pa
         plain = tokenizer.encode_beginning(long, most, add_special_tokens=False)
         assert len(plain) == most
         assert plain[: most - 1] == cut[:-1]
+
+
+def test_the_byte_alphabet_is_that_of_the_tokenizers() -> None:
+    assert set(BYTE_OF) == set(pre_tokenizers.ByteLevel.alphabet())
