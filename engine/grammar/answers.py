@@ -27,7 +27,7 @@ from engine.grammar.matcher import (
 )
 from engine.grammar.pool import GrammarPool
 from engine.grammar.queue import TRIAL_SECONDS, Loss, Outcome, Session
-from engine.grammar.wire import Report, ReportKind
+from engine.grammar.wire import JobReport, ReportKind
 from engine.values.request import Grammar
 
 ALLOWED_SECONDS = 2.0
@@ -102,7 +102,7 @@ class Trials:
         """Keep the verdict, and give it to all requests that wait for it."""
         verdict: Verdict | Exception
         match outcome:
-            case Report(error=error, seconds=seconds):
+            case JobReport(error=error, seconds=seconds):
                 verdict = Verdict(error or None, seconds)
             case Loss.TOO_COSTLY:
                 verdict = Verdict(TRIAL_TOO_COSTLY, TRIAL_SECONDS)
@@ -253,7 +253,7 @@ class MatcherAnswers:
         if one is None or one.session is not session:
             return  # it is over
         match outcome:
-            case Report():
+            case JobReport():
                 self._take_report(one, outcome, draft)
             case Loss.DRAFT:
                 one.matcher.draft_seconds = math.inf
@@ -266,7 +266,9 @@ class MatcherAnswers:
                 one.matcher.answer = one.matcher.answer or NOBODY_ANSWERS
                 self._drop(sequence)
 
-    def _take_report(self, one: _SequenceMatcher, report: Report, draft: LookAhead | None) -> None:
+    def _take_report(
+        self, one: _SequenceMatcher, report: JobReport, draft: LookAhead | None
+    ) -> None:
         matcher = one.matcher
         if draft is not None:
             masks = np.frombuffer(report.draft_masks, dtype=np.int32).reshape(-1, self.n_words)
@@ -285,7 +287,7 @@ class MatcherAnswers:
         matcher.answer = Refused(TOO_COSTLY) if is_costly else _answer(report)
 
 
-def _answer(report: Report) -> Answer:
+def _answer(report: JobReport) -> Answer:
     match report.kind:
         case ReportKind.MASK:
             return Allowed(np.frombuffer(report.mask, dtype=np.int32), report.forced)

@@ -25,10 +25,10 @@ from engine.grammar.queue import (
     JobQueue,
     Loss,
     Session,
-    Worker,
+    WorkerSlot,
     patience_seconds,
 )
-from engine.grammar.wire import MEMORY_BYTES, Message, Report, ReportKind
+from engine.grammar.wire import MEMORY_BYTES, JobReport, ReportKind, WireMessage
 from engine.process.sockets import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,8 @@ class GrammarPool:
         self._queue = JobQueue()
         self._workers, self._waiting = self._queue.workers, self._queue.waiting
         self._numbers = count(1)
-        self._ended: list[tuple[Worker, int]] = []  # whose exit codes are awaited, and their places
+        # Whose exit codes are awaited, and their places.
+        self._ended: list[tuple[WorkerSlot, int]] = []
         self._n_fruitless = 0
         self._has_begun = self._is_closed = self._is_used = False
         self._sleeps_until = -math.inf  # of the clock, while the pool's thread sleeps
@@ -235,7 +236,7 @@ class GrammarPool:
         due = [one.since + at for one in self._workers for at in self._checks(one, now)]
         return max(min(due) - now, 0.0) if due else None
 
-    def _checks(self, worker: Worker, now: float) -> Iterator[float]:
+    def _checks(self, worker: WorkerSlot, now: float) -> Iterator[float]:
         """When `_look_at` has something to do, if no process reports: in seconds after `since`."""
         seconds = now - worker.since
         if worker.process is None or not worker.is_ready:
@@ -251,7 +252,7 @@ class GrammarPool:
             if worker is not self._workers[0]:
                 yield from (at for at in (SHORT_SECONDS, SHORT_LIMIT_SECONDS) if seconds <= at)
 
-    def _is_spare(self, worker: Worker) -> bool:
+    def _is_spare(self, worker: WorkerSlot) -> bool:
         """Whether a worker that has no jobs is to end after IDLE_SECONDS."""
         is_last = sum(one.is_ready for one in self._workers) == 1
         return not worker.sessions and (worker.in_background or not is_last)
@@ -278,7 +279,7 @@ class GrammarPool:
                 self._lose(worker, place, str(unfit), unfit.cause)
         self._dispatch()
 
-    def _take_started(self, worker: Worker) -> None:
+    def _take_started(self, worker: WorkerSlot) -> None:
         """Take over a process that has started by now. Raises _Unfit."""
         if worker.starting is not None and worker.starting.done():
             starting, worker.starting = worker.starting, None
@@ -286,7 +287,7 @@ class GrammarPool:
                 raise _Unfit(str(error), ENDED_BY_OTHERS)
             worker.process = starting.result()
 
-    def _look_at(self, worker: Worker) -> None:
+    def _look_at(self, worker: WorkerSlot) -> None:
         """Check a process: end it if it starts or works for too long, takes too much memory, or is
         not needed. Raises _Unfit.
         """
@@ -310,7 +311,7 @@ class GrammarPool:
                 worker.in_background = True
                 worker.process.yield_to_others()
 
-    def _take_back(self, worker: Worker) -> None:
+    def _take_back(self, worker: WorkerSlot) -> None:
         """Others need not wait for the job that runs: the first worker does theirs."""
         first, now = self._workers[0], self._clock()
         for job in list(worker.jobs)[1:]:
@@ -322,7 +323,7 @@ class GrammarPool:
 
     # Reports
 
-    def _take(self, worker: Worker, report: Report) -> None:
+    def _take(self, worker: WorkerSlot, report: JobReport) -> None:
         """Raises ProtocolError."""
         now = self._clock()
         if not worker.is_ready:
@@ -367,7 +368,7 @@ class GrammarPool:
 
     # Deaths
 
-    def _lose(self, worker: Worker, place: int, reason: str, cause: int) -> None:
+    def _lose(self, worker: WorkerSlot, place: int, reason: str, cause: int) -> None:
         """The process of the worker that had this place has ended, or was ended. `cause` is its
         exit code, or stands for it where the daemon has ended it.
         """
@@ -415,11 +416,11 @@ class GrammarPool:
         self.withdraw(session)
         session.done(loss, session.draft)
 
-    def _vacate(self, worker: Worker, *, is_reaped: bool = True) -> None:
+    def _vacate(self, worker: WorkerSlot, *, is_reaped: bool = True) -> None:
         """Kill the worker's process and put an empty place where it was. That the process has ended
         is waited for on the starter's thread, or by the caller: others need the lock.
         """
-        self._workers[self._workers.index(worker)] = Worker()
+        self._workers[self._workers.index(worker)] = WorkerSlot()
         for session in worker.sessions:
             session.worker = None
         if worker.starting is not None and not worker.starting.cancel():
@@ -447,7 +448,7 @@ class GrammarPool:
             if worker.process is not None:
                 worker.process.flush()
 
-    def _keep(self, worker: Worker, session: Session) -> Worker:
+    def _keep(self, worker: WorkerSlot, session: Session) -> WorkerSlot:
         """Keep the worker for the session alone, with a new process unless its own is unused."""
         if worker.has_worked:
             at = self._workers.index(worker)
@@ -456,16 +457,16 @@ class GrammarPool:
         worker.kept_for = session
         return worker
 
-    def _start(self, worker: Worker, now: float) -> None:
+    def _start(self, worker: WorkerSlot, now: float) -> None:
         worker.since = now
         worker.starting = self._starter.submit(self._processes.start)
         worker.starting.add_done_callback(lambda starting: self._wake())
         self._starter.submit(self._processes.prepare)
 
-    def _send(self, worker: Worker, session: Session, now: float) -> None:
+    def _send(self, worker: WorkerSlot, session: Session, now: float) -> None:
         assert worker.process is not None
         job = self._queue.take(session, worker, now)
-        message: Message = {"id": session.number, "seconds": job.limit_seconds}
+        message: WireMessage = {"id": session.number, "seconds": job.limit_seconds}
         if job.opens:
             message |= {"kind": session.grammar.kind, "text": session.grammar.text}
         if session.is_trial:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, BinaryIO
 
-from engine.grammar.wire import Message, Report, read_report, request_frame
+from engine.grammar.wire import JobReport, WireMessage, read_report, request_frame
 from engine.process.child import start_child
 from engine.process.footprint import footprint_bytes
 from engine.process.sockets import FrameBuffer, send_some
@@ -76,7 +76,7 @@ class GrammarProcess:
         self._outbox = bytearray()
         self._frames = FrameBuffer()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: WireMessage) -> None:
         """Queue a request. `flush` sends it."""
         self._outbox += request_frame(message)
 
@@ -89,7 +89,7 @@ class GrammarProcess:
             self._outbox.clear()  # it has ended: `receive` says so once all that it sent is read
         return not self._outbox
 
-    def receive(self) -> list[Report]:
+    def receive(self) -> list[JobReport]:
         """The reports that have arrived. Raises EOFError when it has ended and all is read, and
         ProtocolError.
         """

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from engine.grammar.matcher import LookAhead
 from engine.grammar.process import ENDED_BY_OTHERS, GrammarProcess
-from engine.grammar.wire import EXCEPTION_EXIT, Report, ReportKind
+from engine.grammar.wire import EXCEPTION_EXIT, JobReport, ReportKind
 from engine.process.sockets import ProtocolError
 from engine.values.request import Grammar
 
@@ -77,7 +77,7 @@ class Loss(Enum):
     STOPPED = auto()  # the engine has stopped
 
 
-Outcome: TypeAlias = Report | Loss
+Outcome: TypeAlias = JobReport | Loss
 
 
 @dataclass(eq=False, slots=True)
@@ -99,7 +99,7 @@ class Session:
 
     number: int = 0
     arrival: int = 0
-    worker: "Worker | None" = None  # that has its matcher open
+    worker: "WorkerSlot | None" = None  # that has its matcher open
     n_accepted: int = 0  # tokens that the matcher there has been given
     n_answered: int = -1  # tokens that the last answer was about
     job: "Job | None" = None  # that a worker does for it
@@ -123,7 +123,7 @@ class Job:
 
 
 @dataclass(eq=False, slots=True)
-class Worker:
+class WorkerSlot:
     """A place for a worker process: empty, starting, or ready. `since` is when it began to start,
     to do the first of its `jobs`, or to have nothing to do.
     """
@@ -146,7 +146,7 @@ class Worker:
     def is_empty(self) -> bool:
         return self.process is None and self.starting is None
 
-    def check(self, report: Report, mask_bytes: int) -> None:
+    def check(self, report: JobReport, mask_bytes: int) -> None:
         """Raises ProtocolError if the report does not answer the first job."""
         if not self.jobs or report.number != self.jobs[0].session.number:
             raise ProtocolError("a report on no job")
@@ -189,7 +189,7 @@ class Worker:
         return max(taken, key=lambda one: (of_clients[one.client], taken[one]))
 
 
-class Usage:
+class ProcessorUsage:
     """The processor seconds of each client in the last USAGE_SECONDS, to a second, and the clients
     that had a job of more than SHORT_SECONDS in that time.
     """
@@ -231,9 +231,9 @@ class JobQueue:
     """The sessions that wait for one of the `workers`. The first worker is for short jobs."""
 
     def __init__(self) -> None:
-        self.workers = [Worker() for _ in range(WORKERS)]
+        self.workers = [WorkerSlot() for _ in range(WORKERS)]
         self.waiting: dict[Session, None] = {}
-        self.usage = Usage()
+        self.usage = ProcessorUsage()
         self._arrivals = count()
         self._trial_waits = False  # for one of the other workers, before what is placed after it
 
@@ -255,7 +255,7 @@ class JobQueue:
         self._trial_waits = False
         return sorted(self.waiting, key=price)
 
-    def place(self, session: Session, now: float) -> Worker | None:
+    def place(self, session: Session, now: float) -> WorkerSlot | None:
         """The worker that is to do the session's next job, if it can take it now; it may have to
         start first. None: the session waits.
         """
@@ -265,7 +265,7 @@ class JobQueue:
             return self._place_trial(session, now)
         return self._place_matcher(session, now)
 
-    def _place_matcher(self, session: Session, now: float) -> Worker | None:
+    def _place_matcher(self, session: Session, now: float) -> WorkerSlot | None:
         """The worker that has the matcher open or its grammar compiled; the first instead if a long
         job keeps a short one waiting there.
         """
@@ -284,12 +284,12 @@ class JobQueue:
         idle = [one for one in others if not one.jobs and one.kept_for is None]
         return min(idle, key=lambda one: (len(one.sessions), one.is_empty), default=None)
 
-    def _is_home(self, worker: Worker, session: Session, now: float) -> bool:
+    def _is_home(self, worker: WorkerSlot, session: Session, now: float) -> bool:
         """Whether the worker has the matcher open or its grammar compiled, and may continue it."""
         has_it = session.worker is worker or session.grammar in worker.grammars
         return has_it and self.admits(worker, session, now)
 
-    def _place_trial(self, session: Session, now: float) -> Worker | None:
+    def _place_trial(self, session: Session, now: float) -> WorkerSlot | None:
         """A client has one trial at a time. The first worker takes it if all others are busy."""
         running = [job.session for worker in self.workers for job in worker.jobs]
         if any(one.is_trial and one.client == session.client for one in running):
@@ -303,7 +303,7 @@ class JobQueue:
         self._trial_waits = not (is_hopeful and is_free)
         return None if self._trial_waits else first
 
-    def _place_alone(self, session: Session) -> Worker | None:
+    def _place_alone(self, session: Session) -> WorkerSlot | None:
         """The worker that is kept for the session, or one to keep for it: it must have done nothing
         before, so that nothing but the session can end it.
         """
@@ -312,14 +312,14 @@ class JobQueue:
         free = [one for one in others if not one.jobs and not one.starting and not one.kept_for]
         return kept or min(free, key=lambda one: (one.has_worked, len(one.sessions)), default=None)
 
-    def admits(self, worker: Worker, session: Session, now: float) -> bool:
+    def admits(self, worker: WorkerSlot, session: Session, now: float) -> bool:
         """Whether the session's jobs may run there at all."""
         if worker is not self.workers[0]:
             return worker.kept_for is None
         is_slow = session.deaths > 0 or self.usage.is_slow(session.client, now)
         return not is_slow and _predicted_seconds(session, worker) <= SHORT_SECONDS
 
-    def _takes(self, worker: Worker, session: Session, now: float) -> bool:
+    def _takes(self, worker: WorkerSlot, session: Session, now: float) -> bool:
         """Whether it takes the session's job now, or will do so when it has started."""
         if not worker.is_ready or not worker.jobs:
             return True
@@ -328,7 +328,7 @@ class JobQueue:
         is_held = self._trial_waits and worker is not self.workers[0]
         return is_short and has_room and not is_held and not _is_stalled(worker, now)
 
-    def take(self, session: Session, worker: Worker, now: float) -> Job:
+    def take(self, session: Session, worker: WorkerSlot, now: float) -> Job:
         """The session's next job is the worker's from now on."""
         opens = session.worker is not worker
         seconds = TRIAL_SECONDS if session.is_trial else STEP_SECONDS
@@ -360,13 +360,13 @@ def patience_seconds(limit_seconds: float) -> float:
     return STUCK_SECONDS + BUSY_FACTOR * limit_seconds
 
 
-def _predicted_seconds(session: Session, worker: Worker) -> float:
+def _predicted_seconds(session: Session, worker: WorkerSlot) -> float:
     """Processor time of the session's next job there, as far as that is known."""
     has_grammar = session.worker is worker or session.grammar in worker.grammars
     return session.slowest_seconds + (0.0 if has_grammar else session.trial_seconds)
 
 
-def _is_stalled(worker: Worker, now: float) -> bool:
+def _is_stalled(worker: WorkerSlot, now: float) -> bool:
     """Whether it is busy with a job that others should not wait for."""
     if not worker.jobs:
         return False

@@ -21,7 +21,7 @@ EXCEPTION_EXIT = 1
 
 _HEADER = struct.Struct("<BQIddq?III")
 
-Message: TypeAlias = dict[str, Any]
+WireMessage: TypeAlias = dict[str, Any]
 """A request. `do` is one of:
 
 - `try`: compile the grammar (`kind`, `text`) and make its first masks.
@@ -45,7 +45,7 @@ class ReportKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class JobReport:
     """A worker's answer to the job of session `number`, of which it has accepted `n_tokens`.
 
     In a `mask`, token t is bit t % 32, from the lowest, of the 32-bit word t // 32. `forced` are
@@ -68,16 +68,16 @@ class Report:
     error: str = ""
 
 
-def request_frame(message: Message) -> bytes:
+def request_frame(message: WireMessage) -> bytes:
     return framed(json.dumps(message).encode())
 
 
-def read_request(body: bytes) -> Message:
-    message: Message = json.loads(body)
+def read_request(body: bytes) -> WireMessage:
+    message: WireMessage = json.loads(body)
     return message
 
 
-def report_frame(report: Report) -> bytes:
+def report_frame(report: JobReport) -> bytes:
     header = _HEADER.pack(
         report.kind,
         report.number,
@@ -95,7 +95,7 @@ def report_frame(report: Report) -> bytes:
     return framed(b"".join((header, forced, report.mask, report.draft_masks, error)))
 
 
-def read_report(body: bytes) -> Report:
+def read_report(body: bytes) -> JobReport:
     """Raises ProtocolError."""
     try:
         kind, number, n_tokens, seconds, draft_seconds, bytes_left, is_draft_complete, *lengths = (
@@ -107,7 +107,7 @@ def read_report(body: bytes) -> Report:
         error_at = draft_at + n_draft_bytes
         if error_at > len(body) or not 0.0 <= seconds + draft_seconds < math.inf:
             raise ProtocolError("a report that is cut short, or took no time that there is")
-        return Report(
+        return JobReport(
             ReportKind(kind),
             number,
             n_tokens,

@@ -24,9 +24,9 @@ from engine.grammar.json_schema import faithful
 from engine.grammar.wire import (
     EXCEPTION_EXIT,
     MEMORY_BYTES,
-    Message,
-    Report,
+    JobReport,
     ReportKind,
+    WireMessage,
     read_request,
     report_frame,
 )
@@ -165,7 +165,7 @@ class OpenMatcher:
         return _is_complete(self._matcher)
 
     def mask(self) -> bytes:
-        """The tokens that may follow; see `wire.Report`. Raises GrammarError."""
+        """The tokens that may follow; see `wire.JobReport`. Raises GrammarError."""
         return _mask(self._matcher, self._mask_bytes)
 
     def forced(self) -> tuple[int, ...]:
@@ -250,13 +250,13 @@ class Worker:
         after that is the fault of a job.
         """
         probe(compile_grammar(self._tokenizer, "regex", "a"))
-        self._send(Report(ReportKind.READY, bytes_left=self._memory.bytes_left()))
+        self._send(JobReport(ReportKind.READY, bytes_left=self._memory.bytes_left()))
         frames = FrameBuffer()
         while data := self._peer.recv(READ_BYTES):
             for body in frames.add(data):
                 self._do(read_request(body))
 
-    def _do(self, job: Message) -> None:
+    def _do(self, job: WireMessage) -> None:
         match job["do"]:
             case "close":
                 self._open.pop(job["id"], None)
@@ -269,10 +269,10 @@ class Worker:
             case other:
                 raise ValueError(f"no such job: {other}")
 
-    def _send(self, report: Report) -> None:
+    def _send(self, report: JobReport) -> None:
         send_all(self._peer, report_frame(report))
 
-    def _try(self, job: Message) -> Report:
+    def _try(self, job: WireMessage) -> JobReport:
         began, error = self._clock(), ""
         try:
             probe(self._compiled(job["kind"], job["text"]))
@@ -280,9 +280,11 @@ class Worker:
             error = str(refusal)
             self._grammars.pop((job["kind"], job["text"]), None)
         seconds, left = self._clock() - began, self._memory.bytes_left()
-        return Report(ReportKind.VERDICT, job["id"], seconds=seconds, bytes_left=left, error=error)
+        return JobReport(
+            ReportKind.VERDICT, job["id"], seconds=seconds, bytes_left=left, error=error
+        )
 
-    def _advance(self, job: Message) -> Report:
+    def _advance(self, job: WireMessage) -> JobReport:
         began = self._clock()
         kind, error, n_tokens = ReportKind.ADVANCED, "", 0
         forced, mask = tuple[int, ...](), b""
@@ -304,7 +306,7 @@ class Worker:
             masks, is_draft_complete = one.ahead(
                 job["draft"], lambda: self._clock() - walked > TURN_SECONDS
             )
-        return Report(
+        return JobReport(
             kind,
             job["id"],
             n_tokens,
@@ -318,7 +320,7 @@ class Worker:
             error,
         )
 
-    def _opened(self, job: Message) -> OpenMatcher:
+    def _opened(self, job: WireMessage) -> OpenMatcher:
         """The job's matcher, opened first if the job has its grammar. Raises GrammarError."""
         number = job["id"]
         if "text" in job:

@@ -20,7 +20,7 @@ from engine.api import EngineStopped, Report
 from engine.process.child import ChildProcess, ending
 from engine.process.sockets import RECEIVED_BYTES, FrameBuffer, ProtocolError, send_all
 from engine.remote import wire
-from engine.remote.wire import CANCEL, Kind, Message
+from engine.remote.wire import CANCEL, CallMessage, Kind
 from engine.values.output import OutputEvent
 
 SILENT_SECONDS = 20.0
@@ -145,7 +145,7 @@ class Connection:
         self._report = report
         self._when_ended = when_ended
         self._socket.settimeout(FIRST_FRAME_SECONDS)
-        self._unsent: SimpleQueue[tuple[int, Callable[[], Message]] | None] = SimpleQueue()
+        self._unsent: SimpleQueue[tuple[int, Callable[[], CallMessage]] | None] = SimpleQueue()
         self._pending = _PendingCalls()
         self._is_alive = True  # as last reported by the process
         self._ended: Future[str] = Future()
@@ -166,7 +166,7 @@ class Connection:
         number = self._pending.add(call, future)
         # The writer's thread makes the JSON: a prompt may be long.
         self._unsent.put(
-            (number, lambda: Message(number, call.name, call.json(*arguments, **named)))
+            (number, lambda: CallMessage(number, call.name, call.json(*arguments, **named)))
         )
         return number, future
 
@@ -181,7 +181,7 @@ class Connection:
     def cancel(self, number: int) -> None:
         """Cancel a call, which is then not answered. Does nothing if it has been answered."""
         if self._pending.take(number) is not None:
-            self._unsent.put((number, lambda: Message(number, CANCEL)))
+            self._unsent.put((number, lambda: CallMessage(number, CANCEL)))
 
     def close(self) -> None:
         """End a process that has nothing left to do. Returns when it has ended."""

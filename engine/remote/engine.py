@@ -187,7 +187,7 @@ class Submissions:
 
     def deliver(self, events: list[OutputEvent]) -> None:
         """Give the events to their requests, from any thread."""
-        batches: defaultdict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
+        batches: defaultdict[asyncio.AbstractEventLoop, EventBatch] = defaultdict(list)
         for event in events:
             if (submission := self._by_id.get(event.request_id)) is not None:
                 batches[submission.loop].append((submission, event))
@@ -200,10 +200,10 @@ class Submissions:
             _call(submission.loop, submission.engine_stopped)
 
 
-Batch: TypeAlias = list[tuple[RemoteSubmission, OutputEvent]]
+EventBatch: TypeAlias = list[tuple[RemoteSubmission, OutputEvent]]
 
 
-def _take_all(batch: Batch) -> None:
+def _take_all(batch: EventBatch) -> None:
     for submission, event in batch:
         submission.take(event)
 

@@ -23,7 +23,7 @@ from engine.core.thread import EngineParts, EngineThread
 from engine.process.sockets import RECEIVED_BYTES, RETRY_SECONDS, FrameBuffer, send_some
 from engine.remote import wire
 from engine.remote.connection import Call, Caller
-from engine.remote.wire import CANCEL, Kind, Message
+from engine.remote.wire import CANCEL, CallMessage, Kind
 from engine.values.log_lines import LogFormatter
 from engine.values.model import ModelCard
 from engine.values.output import OutputEvent
@@ -108,7 +108,7 @@ class EngineHost:
         self._engine = await asyncio.to_thread(EngineThread, build, self._deliver, ended)
         return self._engine.card
 
-    def take(self, message: Message) -> None:
+    def take(self, message: CallMessage) -> None:
         """Start the call of a message, or cancel it."""
         number = message.number
         if message.name != CANCEL:
@@ -125,7 +125,7 @@ class EngineHost:
             self._send(Kind.ALIVE, wire.ALIVE.dump_json(is_alive))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
-    async def _run(self, message: Message) -> None:
+    async def _run(self, message: CallMessage) -> None:
         try:
             call = CALLS[message.name]
             method = getattr(self if self._engine is None else self._engine, call.name)
@@ -182,7 +182,7 @@ async def serve(connection: socket.socket, load: Load) -> None:
     with suppress(ConnectionError):
         while data := await loop.sock_recv(connection, RECEIVED_BYTES):
             for body in frames.add(data):
-                host.take(Message.read(body))
+                host.take(CallMessage.read(body))
     beating.cancel()
 
 

@@ -1,8 +1,8 @@
 """Frames between the server and an engine's process: JSON that pydantic writes and reads. Nothing
 is pickled.
 
-A frame to the process is a `Message`. A frame from the process has a header, with its `Kind` and
-the number of the call that it answers, and JSON of that kind.
+A frame to the process is a `CallMessage`. A frame from the process has a header, with its `Kind`
+and the number of the call that it answers, and JSON of that kind.
 """
 
 import struct
@@ -40,7 +40,7 @@ _HEADER = struct.Struct("<BQ")
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class CallMessage:
     """A call with its number, which the result or the error repeats; or, with CANCEL as its name,
     the cancellation of the call with that number.
     """
@@ -54,7 +54,7 @@ class Message:
         return framed(f"{self.number} {self.name} ".encode() + self.json)
 
     @classmethod
-    def read(cls, body: bytes) -> "Message":
+    def read(cls, body: bytes) -> "CallMessage":
         """Read the body of a frame."""
         number, name, json = body.split(b" ", 2)
         return cls(int(number), name.decode(), json)

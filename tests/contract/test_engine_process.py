@@ -21,7 +21,7 @@ from engine.remote import connection
 from engine.remote import engine as remote_engine
 from engine.remote.engine import RemoteEngine
 from engine.remote.host import Calls
-from engine.remote.wire import Kind, Message, read_frame
+from engine.remote.wire import CallMessage, Kind, read_frame
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Constraint, Grammar, GrammarKind, Request
 from engine.values.settings import EngineConfig
@@ -239,7 +239,7 @@ def test_it_ends_with_its_server_whatever_its_threads_do(load: str) -> None:
         )
     try:
         with ours:
-            ours.sendall(Message(1, "load", Calls.load.json(CONFIG, logging.WARNING)).frame())
+            ours.sendall(CallMessage(1, "load", Calls.load.json(CONFIG, logging.WARNING)).frame())
             frames, kinds = FrameBuffer(), set[int]()
             while Kind.LINE not in kinds:
                 kinds |= {read_frame(body)[0] for body in frames.add(ours.recv(1 << 16))}

@@ -13,7 +13,7 @@ from engine.grammar.answers import MatcherAnswers, Trials
 from engine.grammar.matcher import LookAhead, Matcher
 from engine.grammar.pool import GrammarPool
 from engine.grammar.process import GrammarProcess, GrammarProcesses
-from engine.grammar.wire import Message, Report, ReportKind, read_request, report_frame
+from engine.grammar.wire import JobReport, ReportKind, WireMessage, read_request, report_frame
 from engine.process.sockets import FrameBuffer
 from engine.values.request import Grammar, GrammarKind
 
@@ -69,9 +69,9 @@ class ScriptedProcess(GrammarProcess):
         self.peer.close()
 
     def ready(self) -> None:
-        self.report(Report(ReportKind.READY, bytes_left=MEMORY))
+        self.report(JobReport(ReportKind.READY, bytes_left=MEMORY))
 
-    def requests(self) -> list[Message]:
+    def requests(self) -> list[WireMessage]:
         """What it has been sent since the last time."""
         self.peer.setblocking(False)
         bodies: list[bytes] = []
@@ -80,18 +80,18 @@ class ScriptedProcess(GrammarProcess):
                 bodies += self._requests.add(data)
         return [read_request(body) for body in bodies]
 
-    def report(self, report: Report) -> None:
+    def report(self, report: JobReport) -> None:
         self.peer.setblocking(True)
         self.peer.sendall(report_frame(report))
 
-    def mask(self, job: Message, n_tokens: int, seconds: float = 0.001, **fields: Any) -> None:
+    def mask(self, job: WireMessage, n_tokens: int, seconds: float = 0.001, **fields: Any) -> None:
         """Answer a job with a mask."""
         fields = {"bytes_left": MEMORY, "mask": BITS, "seconds": seconds, **fields}
-        self.report(Report(ReportKind.MASK, job["id"], n_tokens, **fields))
+        self.report(JobReport(ReportKind.MASK, job["id"], n_tokens, **fields))
 
-    def verdict(self, job: Message, error: str = "", seconds: float = 0.001) -> None:
+    def verdict(self, job: WireMessage, error: str = "", seconds: float = 0.001) -> None:
         """Answer a trial."""
-        report = Report(
+        report = JobReport(
             ReportKind.VERDICT, job["id"], seconds=seconds, bytes_left=MEMORY, error=error
         )
         self.report(report)
@@ -172,31 +172,33 @@ class Scene:
             self.pool.turn(0.0)
         self.answers.wait(lambda: False, 0.0)
 
-    def requests(self, process: int) -> list[Message]:
+    def requests(self, process: int) -> list[WireMessage]:
         self.turn()
         return self.starts.started[process].requests()
 
     def process(self, number: int) -> ScriptedProcess:
         return self.starts.started[number]
 
-    def job(self, process: int) -> Message:
+    def job(self, process: int) -> WireMessage:
         """The only request that a process has been sent since the last time."""
         (job,) = self.requests(process)
         return job
 
     def opened(
         self, matcher: Matcher, *, sequence: int = 0, client: str = "a", process: int = 0
-    ) -> Message:
+    ) -> WireMessage:
         """Ask for a matcher's mask. Returns the job that a process is sent for it."""
         self.ask(sequence, client, matcher)
         return self.job(process)
 
-    def mask(self, process: int, job: Message, n_tokens: int, *args: Any, **fields: Any) -> None:
+    def mask(
+        self, process: int, job: WireMessage, n_tokens: int, *args: Any, **fields: Any
+    ) -> None:
         """A process answers a job with a mask, and the pool takes a turn."""
         self.process(process).mask(job, n_tokens, *args, **fields)
         self.turn()
 
-    def verdict(self, process: int, job: Message, *args: Any, **fields: Any) -> None:
+    def verdict(self, process: int, job: WireMessage, *args: Any, **fields: Any) -> None:
         """A process answers a trial, and the pool takes a turn."""
         self.process(process).verdict(job, *args, **fields)
         self.turn()

@@ -8,7 +8,7 @@ from engine.grammar.answers import ALLOWED_SECONDS, TOO_COSTLY
 from engine.grammar.matcher import Allowed, Complete, Refused, Unanswerable
 from engine.grammar.pool import MOST_FRUITLESS
 from engine.grammar.queue import SHORT_LIMIT_SECONDS
-from engine.grammar.wire import Report, ReportKind
+from engine.grammar.wire import JobReport, ReportKind
 from tests.unit.grammar.scripted import BITS, CRASH, MEMORY, Scene, matcher
 
 
@@ -27,7 +27,7 @@ def test_a_matcher_is_opened_and_then_given_its_tokens(scene: Scene) -> None:
     stepped = scene.opened(one)
     assert (stepped["id"], stepped["tokens"]) == (opened["id"], [8])
     assert "text" not in stepped
-    scene.process(0).report(Report(ReportKind.COMPLETE, opened["id"], 2, 0.25))
+    scene.process(0).report(JobReport(ReportKind.COMPLETE, opened["id"], 2, 0.25))
     scene.turn()
     assert one.answer == Complete()
     assert one.seconds == 0.25
@@ -50,7 +50,7 @@ def test_an_answer_on_fewer_tokens_counts_for_nothing(scene: Scene) -> None:
 def test_what_is_left_of_many_tokens_is_sent_for_another_turn(scene: Scene) -> None:
     one = matcher(tokens=(1, 2, 3))
     opened = scene.opened(one)
-    scene.process(0).report(Report(ReportKind.ADVANCED, opened["id"], 2, 0.01))
+    scene.process(0).report(JobReport(ReportKind.ADVANCED, opened["id"], 2, 0.01))
     (rest,) = scene.requests(0)
     assert rest["tokens"] == [3]
     assert "text" not in rest
@@ -94,7 +94,7 @@ NONSENSE: list[dict[str, Any]] = [
 def test_a_process_that_makes_no_sense_is_replaced(scene: Scene, fields: dict[str, Any]) -> None:
     one = matcher()
     opened = scene.opened(one)
-    scene.process(0).report(Report(**{"number": opened["id"], "bytes_left": MEMORY, **fields}))
+    scene.process(0).report(JobReport(**{"number": opened["id"], "bytes_left": MEMORY, **fields}))
     scene.turn()
     assert scene.process(0).is_over
     assert len(scene.requests(1)) == 1
@@ -104,7 +104,7 @@ def test_a_process_that_makes_no_sense_is_replaced(scene: Scene, fields: dict[st
 def test_a_grammar_that_cannot_be_followed_is_refused_with_its_reason(scene: Scene) -> None:
     one = matcher(tokens=(1, 2))
     opened = scene.opened(one)
-    scene.process(0).report(Report(ReportKind.FAILED, opened["id"], 1, error="no"))
+    scene.process(0).report(JobReport(ReportKind.FAILED, opened["id"], 1, error="no"))
     scene.turn()
     assert one.answer == Refused("no")
 
@@ -146,7 +146,7 @@ def test_a_draft_of_an_answered_matcher_asks_for_no_mask_again(scene: Scene) -> 
     answer, question = one.answer, scene.look_ahead(0, "a", one, 8)
     (job,) = scene.requests(0)
     assert (job["tokens"], job["draft"]) == ([], [8])
-    scene.process(0).report(Report(ReportKind.ADVANCED, job["id"], 0, draft_masks=BITS))
+    scene.process(0).report(JobReport(ReportKind.ADVANCED, job["id"], 0, draft_masks=BITS))
     scene.turn()
     assert question.answers is not None
     assert one.answer is answer
@@ -175,7 +175,7 @@ def test_only_the_last_draft_of_a_sequence_is_answered(scene: Scene) -> None:
     (late,) = scene.requests(0)
     assert second.answers is None
     assert late["draft"] == [9]
-    scene.process(0).report(Report(ReportKind.ADVANCED, late["id"], 0, draft_masks=BITS))
+    scene.process(0).report(JobReport(ReportKind.ADVANCED, late["id"], 0, draft_masks=BITS))
     scene.turn()
     assert second.answers is not None
     assert len(second.answers) == 1
@@ -219,7 +219,7 @@ def test_an_answer_that_a_step_may_have_chosen_from_stays(scene: Scene) -> None:
     scene.lose(0)
     scene.look_ahead(0, "a", one, 8)
     (again,) = scene.requests(1)
-    scene.process(1).report(Report(ReportKind.FAILED, again["id"], 0, error="no"))
+    scene.process(1).report(JobReport(ReportKind.FAILED, again["id"], 0, error="no"))
     scene.turn()
     assert one.answer is answer
     assert isinstance(answer, Allowed)

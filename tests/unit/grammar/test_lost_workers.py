@@ -11,7 +11,7 @@ from engine.grammar.queue import (
     USAGE_SECONDS,
     Job,
     Session,
-    Worker,
+    WorkerSlot,
     patience_seconds,
 )
 from engine.grammar.wire import MEMORY_BYTES
@@ -270,7 +270,7 @@ def largest(*begun: tuple[int, str, int], closed: int = 0) -> int | None:
     """The session to blame where the last job of a worker finds no memory. Each: the session, its
     client and what was left before its job. Session `closed` is gone.
     """
-    one = Worker(first_bytes_left=MEMORY, bytes_left=MEMORY)
+    one = WorkerSlot(first_bytes_left=MEMORY, bytes_left=MEMORY)
     grammar = Grammar(GrammarKind.REGEX, "a")
     sessions = {
         number: Session(client, grammar, lambda outcome, draft: None, number=number)

@@ -19,11 +19,11 @@ from engine.grammar.queue import (
     SHORT_LIMIT_SECONDS,
     SHORT_SECONDS,
     USAGE_SECONDS,
+    ProcessorUsage,
     Session,
-    Usage,
     patience_seconds,
 )
-from engine.grammar.wire import Message
+from engine.grammar.wire import WireMessage
 from engine.values.request import Grammar, GrammarKind
 from tests.unit.grammar.scripted import SECONDS, SameThread, Scene, matcher
 
@@ -171,7 +171,7 @@ def test_a_trial_that_is_next_gets_a_worker_that_has_always_more_to_do(scene: Sc
 
 
 def test_seconds_count_for_a_minute() -> None:
-    usage = Usage()
+    usage = ProcessorUsage()
     usage.add("a", 1.0, 0.0)
     usage.add("a", 0.5, 30.0)
     assert usage.seconds("a", 59.0) == 1.5
@@ -326,7 +326,7 @@ def test_after_its_thread_has_died_the_next_grammar_is_answered(
 
 def test_more_than_a_socket_takes_leaves_as_it_is_read(scene: Scene) -> None:
     scene.ask(0, "a", matcher(text="x" * 4_000_000))
-    heard = list[Message]()
+    heard = list[WireMessage]()
     while not heard:
         heard = scene.requests(0)
     assert len(heard[0]["text"]) == 4_000_000
@@ -341,7 +341,7 @@ def test_on_its_own_thread_it_answers_and_ends() -> None:
     thread = threading.Thread(target=run)
     thread.start()
     scene.answers._clock = time.monotonic
-    jobs = list[Message]()
+    jobs = list[WireMessage]()
     while not jobs:
         jobs = scene.starts.started[0].requests() if scene.starts.started else []
     scene.process(0).mask(jobs[0], 0)

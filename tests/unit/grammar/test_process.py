@@ -19,7 +19,7 @@ from engine.grammar.process import (
     GrammarProcesses,
     Vocabulary,
 )
-from engine.grammar.wire import Message, Report, ReportKind
+from engine.grammar.wire import JobReport, ReportKind, WireMessage
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.process.child import start_child
 from tests.grammars import DEMO_VOCAB_SIZE
@@ -54,7 +54,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[int]]:
     return lambda: {child.pid for child in made if child.poll() is None}
 
 
-def receive(process: GrammarProcess) -> Report:
+def receive(process: GrammarProcess) -> JobReport:
     """The next report. Raises EOFError where it ends."""
     while not (reports := process.receive()):
         select.select([process.connection], [], [], 120)
@@ -62,16 +62,16 @@ def receive(process: GrammarProcess) -> Report:
     return report
 
 
-def ask(process: GrammarProcess, **fields: Any) -> Report:
+def ask(process: GrammarProcess, **fields: Any) -> JobReport:
     """What a process that has just started says to a job. Raises EOFError where it ends."""
     assert receive(process).kind is ReportKind.READY
-    job: Message = {"id": 1, "seconds": 60.0, **fields}
+    job: WireMessage = {"id": 1, "seconds": 60.0, **fields}
     process.send(job)
     assert process.flush()
     return receive(process)
 
 
-def trial(process: GrammarProcess, text: str, seconds: float = 60.0) -> Report:
+def trial(process: GrammarProcess, text: str, seconds: float = 60.0) -> JobReport:
     return ask(process, do="try", kind="regex", text=text, seconds=seconds)
 
 

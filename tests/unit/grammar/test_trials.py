@@ -10,7 +10,7 @@ from engine.grammar import answers
 from engine.grammar.answers import TRIAL_TOO_COSTLY, Verdict
 from engine.grammar.pool import MOST_FRUITLESS
 from engine.grammar.queue import TRIAL_SECONDS, patience_seconds
-from engine.grammar.wire import Message, Report, ReportKind
+from engine.grammar.wire import JobReport, ReportKind, WireMessage
 from engine.values.request import Grammar, GrammarKind
 from tests.unit.grammar.scripted import CRASH, LIMIT, OUTSIDE, Scene, matcher
 
@@ -27,7 +27,7 @@ async def tried(scene: Scene, text: str, client: str = "a") -> "asyncio.Task[Ver
     return task
 
 
-def texts(requests: list[Message]) -> list[str]:
+def texts(requests: list[WireMessage]) -> list[str]:
     return [request["text"] for request in requests]
 
 
@@ -73,7 +73,7 @@ async def test_a_matcher_is_opened_in_the_worker_that_tried_its_grammar(scene: S
     assert len(scene.starts.started) == 2
 
 
-Fate = Callable[[Scene, int, Message], None]
+Fate = Callable[[Scene, int, WireMessage], None]
 """What becomes of a worker that tries a grammar: given its number and its job."""
 
 
@@ -82,14 +82,14 @@ def dies(exit_code: int) -> Fate:
 
 
 def says(said: ReportKind) -> Fate:
-    def report(scene: Scene, life: int, job: Message) -> None:
-        scene.process(life).report(Report(said, job["id"]))
+    def report(scene: Scene, life: int, job: WireMessage) -> None:
+        scene.process(life).report(JobReport(said, job["id"]))
         scene.turn()
 
     return report
 
 
-def is_stuck(scene: Scene, life: int, job: Message) -> None:
+def is_stuck(scene: Scene, life: int, job: WireMessage) -> None:
     """It has as long as a trial takes on a busy machine."""
     scene.now += patience_seconds(TRIAL_SECONDS)
     scene.turn()
@@ -99,7 +99,7 @@ def is_stuck(scene: Scene, life: int, job: Message) -> None:
     assert scene.process(life).is_over
 
 
-def succeeds(scene: Scene, life: int, job: Message) -> None:
+def succeeds(scene: Scene, life: int, job: WireMessage) -> None:
     scene.verdict(life, job, seconds=0.1)
 
 

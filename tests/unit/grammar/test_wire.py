@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.grammar.wire import (
-    Report,
+    JobReport,
     ReportKind,
     read_report,
     read_request,
@@ -21,7 +21,7 @@ from engine.process.sockets import MAX_FRAME_BYTES, FrameBuffer, ProtocolError
 BYTES = st.binary(max_size=64)
 SECONDS = st.floats(0, 100)
 REPORTS = st.builds(
-    Report,
+    JobReport,
     st.sampled_from(ReportKind),
     st.integers(0, 2**64 - 1),
     st.integers(0, 2**32 - 1),
@@ -37,13 +37,13 @@ REPORTS = st.builds(
 FIELDS = st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=8), max_size=3)
 
 
-def body(report: Report) -> bytes:
+def body(report: JobReport) -> bytes:
     (found,) = FrameBuffer().add(report_frame(report))
     return found
 
 
 @given(st.lists(REPORTS, max_size=6), st.lists(st.integers(0, 400)))
-def test_frames_arrive_whole_wherever_they_are_cut(said: list[Report], cuts: list[int]) -> None:
+def test_frames_arrive_whole_wherever_they_are_cut(said: list[JobReport], cuts: list[int]) -> None:
     data = b"".join(map(report_frame, said))
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     buffer = FrameBuffer()
@@ -62,7 +62,7 @@ def test_requests_arrive_as_they_were(fields: dict[str, int | str]) -> None:
 def test_half_a_character_is_no_reason_to_fail() -> None:
     (found,) = FrameBuffer().add(request_frame({"text": "\ud800"}))
     assert read_request(found) == {"text": "\ud800"}
-    assert read_report(body(Report(ReportKind.FAILED, error="\ud800"))).error == "?"
+    assert read_report(body(JobReport(ReportKind.FAILED, error="\ud800"))).error == "?"
 
 
 def test_a_frame_that_is_too_long_is_refused_before_it_is_read() -> None:
@@ -75,13 +75,13 @@ def test_a_frame_that_is_too_long_is_refused_before_it_is_read() -> None:
     [
         b"",
         bytes([ReportKind.MASK]) + b"short",
-        b"\x63" + body(Report(ReportKind.MASK))[1:],
-        body(Report(ReportKind.MASK, mask=b"1234"))[:-1],
-        body(Report(ReportKind.MASK, forced=(1,)))[:-1],
-        body(Report(ReportKind.FAILED)) + b"\xff",
-        body(Report(ReportKind.MASK, seconds=-1.0)),
-        body(Report(ReportKind.MASK, seconds=math.nan)),
-        body(Report(ReportKind.MASK, draft_seconds=math.inf)),
+        b"\x63" + body(JobReport(ReportKind.MASK))[1:],
+        body(JobReport(ReportKind.MASK, mask=b"1234"))[:-1],
+        body(JobReport(ReportKind.MASK, forced=(1,)))[:-1],
+        body(JobReport(ReportKind.FAILED)) + b"\xff",
+        body(JobReport(ReportKind.MASK, seconds=-1.0)),
+        body(JobReport(ReportKind.MASK, seconds=math.nan)),
+        body(JobReport(ReportKind.MASK, draft_seconds=math.inf)),
     ],
 )
 def test_what_makes_no_sense_is_a_protocol_error(nonsense: bytes) -> None:

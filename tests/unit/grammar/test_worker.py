@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from llguidance import LLMatcher
 
-from engine.grammar.wire import Message, Report, ReportKind, read_report, request_frame
+from engine.grammar.wire import JobReport, ReportKind, WireMessage, read_report, request_frame
 from engine.grammar.worker import (
     TURN_SECONDS,
     GrammarError,
@@ -30,27 +30,27 @@ class Client:
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer
         self._frames = FrameBuffer()
-        self._heard: list[Report] = []
+        self._heard: list[JobReport] = []
 
-    def post(self, *jobs: Message) -> None:
+    def post(self, *jobs: WireMessage) -> None:
         self._peer.sendall(b"".join(map(request_frame, jobs)))
 
-    def answer(self) -> Report:
+    def answer(self) -> JobReport:
         while not self._heard:
             bodies = self._frames.add(self._peer.recv(1 << 16))
             self._heard += map(read_report, bodies)
         return self._heard.pop(0)
 
 
-def opening(number: int, text: str, tokens: tuple[int, ...] = ()) -> Message:
+def opening(number: int, text: str, tokens: tuple[int, ...] = ()) -> WireMessage:
     return {**advancing(number, *tokens), "kind": "regex", "text": text}
 
 
-def advancing(number: int, *tokens: int) -> Message:
+def advancing(number: int, *tokens: int) -> WireMessage:
     return {"do": "advance", "id": number, "seconds": 60.0, "tokens": list(tokens), "draft": []}
 
 
-def drafting(number: int, *draft: int) -> Message:
+def drafting(number: int, *draft: int) -> WireMessage:
     return {**advancing(number), "draft": list(draft)}
 
 
@@ -96,7 +96,7 @@ def served(clock: Callable[[], float]) -> Iterator[Client]:
     theirs.close()
 
 
-def allowed(report: Report) -> set[int]:
+def allowed(report: JobReport) -> set[int]:
     assert report.kind is ReportKind.MASK
     bits = int.from_bytes(report.mask, "little")
     return {token for token in range(8 * len(report.mask)) if bits >> token & 1}

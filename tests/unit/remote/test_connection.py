@@ -19,7 +19,7 @@ from engine.process.sockets import FrameBuffer, ProtocolError
 from engine.remote import connection, wire
 from engine.remote.connection import Connection
 from engine.remote.host import CALLS, Calls
-from engine.remote.wire import Kind, Message
+from engine.remote.wire import CallMessage, Kind
 from engine.values.stats import CacheTier, Cleared
 from engine.values.tokens import pack
 
@@ -50,18 +50,18 @@ class Ends:
     process: Process
     peer: socket.socket
 
-    def next_call(self) -> Message:
+    def next_call(self) -> CallMessage:
         """The call that the process reads next."""
         buffer, bodies = FrameBuffer(), list[bytes]()
         while not bodies:
             bodies = buffer.add(self.peer.recv(1))
-        return Message.read(bodies[0])
+        return CallMessage.read(bodies[0])
 
     def clear(self) -> tuple[int, Future[Cleared]]:
         """Send a call."""
         return self.server.send(Calls.clear_cache, None, frozenset[CacheTier]())
 
-    def answer(self, message: Message, result: object) -> None:
+    def answer(self, message: CallMessage, result: object) -> None:
         """Return the result of a call, as the process does."""
         json = CALLS[message.name].result.dump_json(result)
         self.peer.sendall(wire.frame(Kind.RETURNED, json, message.number))

@@ -13,7 +13,7 @@ from engine.core.inbox import Inbox
 from engine.core.loop import Deliver
 from engine.process.sockets import FrameBuffer
 from engine.remote.host import Calls, EngineHost, Outbox
-from engine.remote.wire import CANCEL, Kind, Message, read_frame
+from engine.remote.wire import CANCEL, CallMessage, Kind, read_frame
 from engine.values.output import OutputEvent
 from engine.values.settings import EngineConfig
 
@@ -48,8 +48,8 @@ async def test_a_call_that_is_cancelled_before_it_starts_is_forgotten() -> None:
     host = EngineHost(Sent(), _load)
     name = Name("abort")
     remembered = weakref.ref(name)
-    host.take(Message(1, name, b'["a"]'))
-    host.take(Message(1, CANCEL))
+    host.take(CallMessage(1, name, b'["a"]'))
+    host.take(CallMessage(1, CANCEL))
     del name
     await _turns()
     gc.collect()
@@ -59,7 +59,7 @@ async def test_a_call_that_is_cancelled_before_it_starts_is_forgotten() -> None:
 async def test_events_are_sent_as_they_come_and_a_call_is_answered_once() -> None:
     sent = Sent()
     host = EngineHost(sent, _load)
-    host.take(Message(1, "load", Calls.load.json(EngineConfig(""), logging.WARNING)))
+    host.take(CallMessage(1, "load", Calls.load.json(EngineConfig(""), logging.WARNING)))
     async with asyncio.timeout(SECONDS):
         while Kind.RAISED not in sent.kinds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -75,7 +75,7 @@ async def test_a_call_that_cannot_be_read_fails_alone() -> None:
     sent = Sent()
     host = EngineHost(sent, _load)
     for number, (name, json) in enumerate([("no such call", b"[]"), ("probe", b"{}")]):
-        host.take(Message(number, name, json))
+        host.take(CallMessage(number, name, json))
     await _turns()
     assert sent.kinds() == [Kind.RAISED, Kind.RAISED]
 

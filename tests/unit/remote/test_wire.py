@@ -17,7 +17,7 @@ from engine.process import sockets as frames
 from engine.process.sockets import FrameBuffer, ProtocolError
 from engine.remote import wire
 from engine.remote.host import CALLS
-from engine.remote.wire import CANCEL, Kind, Message, Raised
+from engine.remote.wire import CANCEL, CallMessage, Kind, Raised
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import (
     Alternative,
@@ -121,7 +121,7 @@ def test_every_call_is_among_the_examples() -> None:
 @pytest.mark.parametrize(("name", "arguments"), [example[:2] for example in EXAMPLES])
 def test_calls(name: str, arguments: tuple[object, ...]) -> None:
     call = CALLS[name]
-    message = Message.read(body(Message(2**40, name, call.json(*arguments)).frame()))
+    message = CallMessage.read(body(CallMessage(2**40, name, call.json(*arguments)).frame()))
     assert (message.number, message.name) == (2**40, name)
     assert call.arguments.validate_json(message.json) == arguments
 
@@ -148,7 +148,7 @@ def test_results(name: str, result: object) -> None:
 
 
 def test_cancellations() -> None:
-    assert Message.read(body(Message(7, CANCEL).frame())) == Message(7, CANCEL)
+    assert CallMessage.read(body(CallMessage(7, CANCEL).frame())) == CallMessage(7, CANCEL)
 
 
 @given(st.lists(EVENTS, max_size=3))
@@ -179,7 +179,7 @@ def test_a_call_or_result_beyond_a_frame_is_refused_where_it_is_made(
 ) -> None:
     monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
     with pytest.raises(ProtocolError, match="100 are the most"):
-        Message(1, "submit", CALLS["submit"].json(REQUEST)).frame()
+        CallMessage(1, "submit", CALLS["submit"].json(REQUEST)).frame()
     with pytest.raises(ProtocolError, match="100 are the most"):
         wire.frame(Kind.RETURNED, bytes(100))
 
