@@ -6,15 +6,15 @@ import time
 from functools import partial
 
 from engine.api import Report
+from engine.core.drafting import DraftPolicy
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.metrics import Metrics
-from engine.core.request import Limits, Namespaces
+from engine.core.request import Namespaces
 from engine.core.scheduler import Scheduler
-from engine.core.step import Backend
+from engine.core.step import Backend, Limits
 from engine.core.thread import EngineParts
 from engine.disk_cache.cache import DiskCache, open_disk_cache
-from engine.drafts.policy import DraftPolicy
 from engine.grammar.answers import MatcherAnswers, Trials
 from engine.grammar.masks import mask_words
 from engine.grammar.pool import GrammarPool

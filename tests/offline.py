@@ -9,14 +9,14 @@ from typing import TypeAlias
 
 import numpy as np
 
+from engine.core.drafting import DraftPolicy
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
 from engine.core.metrics import Metrics
-from engine.core.request import Limits, Namespaces
+from engine.core.request import Namespaces
 from engine.core.scheduler import Scheduler
-from engine.core.step import ModelRunner, Vector
+from engine.core.step import Limits, ModelRunner, Vector
 from engine.disk_cache.cache import DiskCache
-from engine.drafts.policy import DraftPolicy
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
 from engine.grammar.stage import Answers, GrammarStage
 from engine.grammar.state import GrammarPlan

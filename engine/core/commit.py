@@ -5,9 +5,10 @@ that end leave.
 import logging
 from collections.abc import Sequence
 
+from engine.core.admission import Admission
+from engine.core.drafting import DraftPolicy
 from engine.core.metrics import Metrics
 from engine.core.pins import Pins
-from engine.core.queue import Admission
 from engine.core.sequence import LiveSequence, LiveSequences, PlannedRow, Status
 from engine.core.step import (
     Decode,
@@ -20,7 +21,6 @@ from engine.core.step import (
     Verified,
     Verify,
 )
-from engine.drafts.policy import DraftPolicy
 from engine.grammar.matcher import Refused, Unanswerable
 from engine.values.output import FinishReason, OutputEvent, Usage
 from kvstore.lease import Lease

@@ -1,6 +1,5 @@
 """Checks requests against the engine's limits, and makes their sequences."""
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,9 +8,9 @@ from itertools import chain, count
 import numpy as np
 
 from engine.api import InvalidRequest
+from engine.core.drafting import DraftPolicy
 from engine.core.sequence import LiveSequence
-from engine.core.step import SequenceId
-from engine.drafts.policy import DraftPolicy
+from engine.core.step import Limits, SequenceId
 from engine.drafts.suffix_index import RequestTexts
 from engine.grammar.lookahead import forced_tokens
 from engine.grammar.state import GrammarPlan, GrammarState
@@ -36,28 +35,6 @@ class Namespaces:
         """The namespace of a request's prefix. Raises KeyError for an unknown adapter."""
         fingerprint = self.fingerprints[adapter] if adapter else ""
         return replace(self.unsalted, adapter=fingerprint, cache_salt=cache_salt)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of one engine. `arena_tokens` is how many tokens one sequence may have KV for."""
-
-    vocab_size: int
-    max_context_tokens: int
-    arena_tokens: int
-    max_running: int
-    max_waiting: int
-    step_tokens: int
-    step_stretch: float = math.inf  # longest step with prompts over one of decodes alone
-    adapters: frozenset[str] = frozenset()
-    pools: bool = False  # whether the model's hidden states can be pooled
-
-    def __post_init__(self) -> None:
-        if self.step_tokens < self.max_running:
-            raise ValueError(
-                f"step_tokens ({self.step_tokens}) must be at least max_running "
-                f"({self.max_running}): every running sequence computes a token in a step"
-            )
 
 
 def validate(request: Request, limits: Limits) -> None:

@@ -15,13 +15,15 @@ from math import ceil
 from typing import Final
 
 from engine.api import InvalidRequest, QueueFull
+from engine.core.admission import Admission
 from engine.core.budget import StepBudget, StepCosts
 from engine.core.commit import Commit
+from engine.core.drafting import DraftPolicy
 from engine.core.metrics import Metrics
 from engine.core.pins import Pins
-from engine.core.queue import Admission, NoRoom, by_rows, preemption_victim
+from engine.core.preemption import by_rows, preemption_victim
+from engine.core.queue import NoRoom
 from engine.core.request import (
-    Limits,
     Namespaces,
     PreparedRequest,
     SequenceFactory,
@@ -30,12 +32,12 @@ from engine.core.request import (
 from engine.core.sequence import LiveSequence, LiveSequences, Status, Step, batch_entry, prefill_row
 from engine.core.step import (
     Late,
+    Limits,
     Resample,
     StepPlan,
     StepResult,
 )
 from engine.disk_cache.cache import DiskCache
-from engine.drafts.policy import DraftPolicy
 from engine.drafts.suffix_index import index_texts
 from engine.grammar.state import GrammarPlan
 from engine.output.text import NewOutput
@@ -75,6 +77,7 @@ class Scheduler:
         self._limits = limits
         self.failures: dict[LiveSequence, BaseException] = {}  # of sequences to be ended
         self._numbers = count(1)  # of steps
+        self._had_turns = False  # whether clients had turns in the latest step
         self.pins: Final = Pins(store)
         self._commit = Commit(store, self.sequences, self._admission, metrics, drafts, self.pins)
         self.running: Sequence[LiveSequence] = self.sequences.running
@@ -158,9 +161,9 @@ class Scheduler:
         """Whether drafts of the next step are predicted to gain more than overlapping it with the
         step in flight, which is then collected before the next is planned.
         """
-        return self.drafts is not None and self.drafts.prefers_sync(
-            self.sequences.decoding, self.costs, self._limits
-        )
+        if self.drafts is None or not self.sequences.has_proposers:
+            return False
+        return self.drafts.prefers_sync(self.sequences.decoding, self.costs, self._limits)
 
     def plan(self) -> Step | None:
         """Plan the next step and allocate its blocks. If blocks are short, sequences are preempted;
@@ -177,17 +180,19 @@ class Scheduler:
         limits, n_rows = self._limits, max(self.sequences.n_foreground, len(self.running))
         budget = StepBudget(self.costs, limits.step_stretch, min(n_rows, limits.max_running))
         step = Step(StepPlan(next(self._numbers)), budget, limits.step_tokens)
-        self._admission.waiting.begin_step()
+        if self._had_turns or self.sequences.has_waiting:
+            self.waiting.begin_step()
+            self._had_turns = False
         if self.sequences.n_background:
             self._preempt_background(step)
-        if self.waiting:
+        if self.sequences.has_waiting:
             self._preempt_for_client(step)
         self._add_decodes(step)
         if self.disk is not None:
             step.is_loading = self.disk.add_loads(step.plan.number, step.budget)
-        if self.sequences.prefilling or self.waiting:
+        if self.sequences.prefilling or self.sequences.has_waiting:
             self._add_prefills(step)
-        if self.drafts is not None:
+        if self.drafts is not None and self.sequences.has_proposers:
             self.drafts.add(step, self.costs, self._limits)
         for sequence in step.preempted:  # only now, or this plan could admit it again
             self._admission.add(sequence)
@@ -321,6 +326,7 @@ class Scheduler:
             client = clients.popleft()
             if self._take_turn(client, prompts.get(client, deque()), step):
                 waiting.mark_served(client)
+                self._had_turns = True
                 if not self._admission.refused:
                     clients.extend(held_up)
                     held_up.clear()

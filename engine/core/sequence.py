@@ -247,6 +247,16 @@ class LiveSequences:
         return bool(self.ids)
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether a sequence waits, or was preempted in this step."""
+        return len(self.ids) > len(self.running)
+
+    @property
+    def has_proposers(self) -> bool:
+        """Whether anything is drafted for a sequence that decodes."""
+        return any(sequence.proposer is not None for sequence in self.decoding)
+
+    @property
     def n_foreground(self) -> int:
         """Number of sequences that are not computed in the background."""
         return len(self.ids) - self.n_background

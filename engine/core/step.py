@@ -10,6 +10,7 @@ planned while the previous one is computed, except after a step with drafts, or 
 next step would gain more than the overlap.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NewType, Protocol, TypeAlias
@@ -27,6 +28,28 @@ from kvstore.sizes import StorageBytes, StorageSizes
 
 SequenceId = NewType("SequenceId", int)
 """Identifies a sequence. Never used twice while the engine runs; later ids are higher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one engine. `arena_tokens` is how many tokens one sequence may have KV for."""
+
+    vocab_size: int
+    max_context_tokens: int
+    arena_tokens: int
+    max_running: int
+    max_waiting: int
+    step_tokens: int
+    step_stretch: float = math.inf  # longest step with prompts over one of decodes alone
+    adapters: frozenset[str] = frozenset()
+    pools: bool = False  # whether the model's hidden states can be pooled
+
+    def __post_init__(self) -> None:
+        if self.step_tokens < self.max_running:
+            raise ValueError(
+                f"step_tokens ({self.step_tokens}) must be at least max_running "
+                f"({self.max_running}): every running sequence computes a token in a step"
+            )
 
 
 @dataclass(frozen=True, slots=True)

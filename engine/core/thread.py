@@ -14,8 +14,9 @@ from typing import TypeVar
 from engine.api import EngineStopped, NoGrammars
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
-from engine.core.request import Limits, validate
+from engine.core.request import validate
 from engine.core.statistics import snapshot
+from engine.core.step import Limits
 from engine.grammar.answers import Trials, Verdict
 from engine.grammar.phases import (
     Verdicts,

@@ -95,7 +95,7 @@ _END = (1 << 32) - 1
 _END_BYTES = array("I", [_END]).tobytes()
 
 
-class Answers:
+class LatestAnswers:
     """The latest answers of each namespace, at most `max_tokens` tokens for all together.
 
     There are two generations. When the new one has half of these tokens, it replaces the old one.

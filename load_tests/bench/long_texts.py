@@ -23,13 +23,14 @@ from typing import Annotated, Any
 
 import typer
 
+from engine.core.drafting import DraftPolicy
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
 from engine.core.metrics import Metrics
-from engine.core.request import Limits
 from engine.core.scheduler import Scheduler
 from engine.core.step import (
     Decode,
+    Limits,
     Prefill,
     Prefilled,
     RowResult,
@@ -42,7 +43,6 @@ from engine.core.step import (
     Verified,
     Verify,
 )
-from engine.drafts.policy import DraftPolicy
 from engine.output.text import output_factory
 from engine.remote.host import CALLS
 from engine.values.output import OutputEvent

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load
 
-from engine.drafts.policy import DraftPolicy
+from engine.core.drafting import DraftPolicy
 from engine.values.output import FinishReason, TokenLogprob
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import KVFormat

@@ -2,13 +2,12 @@
 
 from random import Random
 
+from engine.core.drafting import DraftPolicy
 from engine.core.metrics import Metrics
-from engine.core.request import Limits
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import LiveSequence, Step
-from engine.core.step import StepResult, Verify
+from engine.core.step import Limits, StepResult, Verify
 from engine.disk_cache.cache import DiskCache
-from engine.drafts.policy import DraftPolicy
 from engine.output.text import NewOutput
 from kvstore.store import KVStore
 from tests.simulation.census import Census, Happening

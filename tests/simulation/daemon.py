@@ -10,9 +10,9 @@ from typing import TypeVar
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.metrics import Metrics
-from engine.core.request import Limits, PreparedRequest
+from engine.core.request import PreparedRequest
 from engine.core.scheduler import Scheduler
-from engine.core.step import SequenceId
+from engine.core.step import Limits, SequenceId
 from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import DiskLoader, LoadRules, _Load
 from engine.disk_cache.transfers import LoadLimits

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import engine.core.scheduler
+from engine.core.admission import Admission
 from engine.core.commit import Commit
 from engine.core.pins import Pins
-from engine.core.queue import Admission, WaitingQueue
+from engine.core.queue import WaitingQueue
 from engine.core.request import Namespaces
 from engine.core.sequence import LiveSequence, LiveSequences, PlannedRow, batch_entry
 from engine.core.step import BatchEntry

@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from engine.core.request import Limits
+from engine.core.step import Limits
 from engine.values.request import (
     Constraint,
     Grammar,

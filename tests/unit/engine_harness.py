@@ -4,13 +4,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
 
+from engine.core.drafting import DraftPolicy
 from engine.core.metrics import Metrics
-from engine.core.request import Limits
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import LiveSequence, Step
 from engine.core.step import (
     NO_STEP_MASKS,
     Decode,
+    Limits,
     Prefill,
     Resample,
     Row,
@@ -19,7 +20,6 @@ from engine.core.step import (
     Verify,
 )
 from engine.disk_cache.cache import DiskCache
-from engine.drafts.policy import DraftPolicy
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
 from engine.output.text import output_factory
 from engine.values.output import FinishReason, OutputEvent, Usage

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.drafts.policy import DraftPolicy
+from engine.core.drafting import DraftPolicy
 from engine.drafts.proposer import Proposer
 from engine.drafts.sources import Draft, Forced
 from engine.drafts.suffix_index import RequestTexts

@@ -13,13 +13,12 @@ from types import FrameType
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from engine.core.drafting import DraftPolicy
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
 from engine.core.metrics import Metrics
-from engine.core.request import Limits
 from engine.core.scheduler import Scheduler
-from engine.core.step import Decode, StepPlan, Verify
-from engine.drafts.policy import DraftPolicy
+from engine.core.step import Decode, Limits, StepPlan, Verify
 from engine.output.text import detokenizer_factory, output_factory
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
@@ -33,7 +32,8 @@ from tests.unit.engine_harness import VOCAB_SIZE, prompt
 
 ROOT = Path(__file__).parents[2]
 BLOCK_SIZE = 4
-MOST_FILES_OF_A_DECODE = 20
+MOST_FILES_OF_A_DECODE = 15
+MOST_FILES_WITHOUT_A_DRAFT = 20
 MOST_FILES_OF_A_DRAFT = 26
 STEPS_SKIPPED = 2
 """The first steps of an answer enter the batch; what is asked for is the steady state."""
@@ -97,11 +97,17 @@ class Engine:
 
 def test_a_plain_decode_passes_few_files() -> None:
     engine = Engine()
-    files = _files_of_turns(engine, _request("plain"), Decode)
+    files = _files_of_turns(engine, _request("plain", speculate=False), Decode)
     assert "engine/core/loop.py" in files
     assert "kvstore/store.py" in files
     assert "engine/output/text.py" in files
     assert len(files) <= MOST_FILES_OF_A_DECODE, "\n".join(sorted(files))
+
+
+def test_a_decode_for_which_no_draft_is_found_passes_few_files() -> None:
+    files = _files_of_turns(Engine(), _request("plain"), Decode)
+    assert "engine/drafts/sources.py" in files
+    assert len(files) <= MOST_FILES_WITHOUT_A_DRAFT, "\n".join(sorted(files))
 
 
 def test_a_verified_draft_passes_few_files() -> None:
@@ -110,13 +116,18 @@ def test_a_verified_draft_passes_few_files() -> None:
     engine.loop.clear()
     again = _request("again", prediction=answer)
     files = _files_of_turns(engine, again, Verify)
-    assert "engine/drafts/policy.py" in files
+    assert "engine/core/drafting.py" in files
     assert len(files) <= MOST_FILES_OF_A_DRAFT, "\n".join(sorted(files))
 
 
-def _request(name: str, prediction: tuple[int, ...] = ()) -> Request:
+def _request(name: str, prediction: tuple[int, ...] = (), speculate: bool = True) -> Request:
     return Request(
-        name, pack(prompt(1, 9)), 40, sampling=SamplingParams(seed=3), prediction=pack(prediction)
+        name,
+        pack(prompt(1, 9)),
+        40,
+        SamplingParams(seed=3),
+        speculate=speculate,
+        prediction=pack(prediction),
     )
 
 

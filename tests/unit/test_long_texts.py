@@ -11,7 +11,7 @@ import pytest
 
 import engine.core.sequence
 import kvstore.store
-from engine.drafts.policy import MAX_ATTEMPTS, DraftPolicy
+from engine.core.drafting import MAX_ATTEMPTS, DraftPolicy
 from engine.drafts.sources import Draft
 from engine.drafts.suffix_index import SortedText
 from engine.remote.host import CALLS

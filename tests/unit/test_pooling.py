@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from engine.api import InvalidRequest
-from engine.core.request import Limits, validate
+from engine.core.request import validate
+from engine.core.step import Limits
 from engine.values.output import FinishReason
 from engine.values.request import Pooling, Request
 from engine.values.tokens import pack

@@ -4,7 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable
 from typing import TypeAlias
 
-from engine.core.queue import Admission, WaitingQueue
+from engine.core.admission import Admission
+from engine.core.queue import WaitingQueue
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import LiveSequence, Status, admission_key
 from kvstore.lease import Lease

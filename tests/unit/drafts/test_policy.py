@@ -2,7 +2,8 @@
 
 import pytest
 
-from engine.drafts.policy import DraftableRow, DraftPolicy, Probes, StepPrice, allot
+from engine.core.drafting import DraftPolicy
+from engine.drafts.allotment import DraftableRow, Probes, StepPrice, allot
 from engine.drafts.proposer import Proposer
 from engine.drafts.suffix_index import index_texts
 from engine.values.request import Request

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from engine.drafts.sources import (
     LOOKUP_TOKENS,
     MAX_SKIPPED_TOKENS,
-    Answers,
     Draft,
     Drafter,
+    LatestAnswers,
     Prediction,
 )
 from engine.drafts.suffix_index import (
@@ -111,7 +111,7 @@ def answer_of(start: int, n_tokens: int) -> list[int]:
 
 
 def test_the_oldest_go_first() -> None:
-    answers = Answers(max_tokens=44)
+    answers = LatestAnswers(max_tokens=44)
     for start in (100, 200, 300, 400):
         answers.add(HERE, pack(answer_of(start, 10)).packed)
     assert len(answers) == 44
@@ -121,7 +121,7 @@ def test_the_oldest_go_first() -> None:
 
 
 def test_the_longer_occurrence_counts_then_the_newer() -> None:
-    answers = Answers(max_tokens=20)
+    answers = LatestAnswers(max_tokens=20)
     answers.add(HERE, pack([7, 1, 2, 3, 4, 6, 6, 6]).packed)
     answers.add(HERE, pack([8, 1, 2, 3, 5, 6, 6, 6]).packed)
     assert answers.propose(HERE, [7, 1, 2, 3], 1) == ((4,), 4)
@@ -129,7 +129,7 @@ def test_the_longer_occurrence_counts_then_the_newer() -> None:
 
 
 def test_of_an_answer_that_is_too_long_the_end_is_kept() -> None:
-    answers = Answers(max_tokens=20)
+    answers = LatestAnswers(max_tokens=20)
     answers.add(HERE, pack(answer_of(0, 100)).packed)
     assert len(answers) == 10
     assert answers.propose(HERE, [91, 92, 93], 9) == ((94, 95, 96, 97, 98, 99), 3)
@@ -137,7 +137,7 @@ def test_of_an_answer_that_is_too_long_the_end_is_kept() -> None:
 
 
 def test_nothing_is_kept_where_there_is_no_room() -> None:
-    answers = Answers(max_tokens=0)
+    answers = LatestAnswers(max_tokens=0)
     answers.add(HERE, pack(answer_of(0, 100)).packed)
     assert len(answers) == 0
 
@@ -150,7 +150,7 @@ def test_nothing_crosses_a_namespace(
     ours: list[list[int]], theirs: list[list[int]], data: st.DataObject
 ) -> None:
     """What others have added changes nothing, except that it makes older answers go."""
-    alone, shared = Answers(), Answers()
+    alone, shared = LatestAnswers(), LatestAnswers()
     added = [(HERE, one) for one in ours] + [(THERE, one) for one in theirs]
     for namespace, one in data.draw(st.permutations(added)):
         shared.add(namespace, pack(one).packed)
@@ -171,7 +171,7 @@ def test_nothing_crosses_a_namespace(
 def test_what_is_proposed_stands_in_one_of_the_latest_answers_of_the_namespace(
     most_tokens: int, added: list[tuple[Namespace, list[int]]], last: list[int]
 ) -> None:
-    answers = Answers(most_tokens)
+    answers = LatestAnswers(most_tokens)
     for namespace, one in added:
         answers.add(namespace, pack(one).packed)
         assert len(answers) <= most_tokens
