@@ -82,7 +82,7 @@ Build = Callable[[Inbox, Deliver], EngineParts]
 
 class EngineThread:
     """A running engine. Its public coroutines are the calls of the server, see
-    `engine.remote.host.Calls`; they are for one event loop. `engine.api.Engine` documents them.
+    `engine.remote.calls.Calls`; they are for one event loop. `engine.api.Engine` documents them.
     """
 
     def __init__(self, build: Build, deliver: Deliver, ended: Callable[[], None]) -> None:

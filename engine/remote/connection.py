@@ -6,20 +6,17 @@ import select
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from inspect import signature
 from queue import SimpleQueue
-from types import GenericAlias
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, get_type_hints, overload
-
-from pydantic import TypeAdapter
+from typing import Any
 
 from engine.api import EngineStopped, Report
 from engine.process.child import ChildProcess, ending
 from engine.process.sockets import RECEIVED_BYTES, FrameBuffer, ProtocolError, send_all
 from engine.remote import wire
+from engine.remote.calls import Call, P, R
 from engine.remote.wire import CANCEL, CallMessage, Kind
 from engine.values.output import OutputEvent
 
@@ -40,56 +37,6 @@ END_SECONDS = 5.0
 """How long a process may take to end when nothing is left to do."""
 
 logger = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-class Call(Generic[P, R]):
-    """A call of the server: the name of a coroutine method that runs in the engine's process, and
-    the types of its arguments and of its result, which are read from its annotations.
-
-    As an attribute of a `Caller` it is a method with the same parameters, which sends the call.
-    """
-
-    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
-        hints = get_type_hints(method)
-        self.result: TypeAdapter[R] = TypeAdapter(hints.pop("return"))
-        arguments: Any = GenericAlias(tuple, tuple(hints.values()))
-        self.arguments: TypeAdapter[tuple[Any, ...]] = TypeAdapter(arguments, config=wire.BYTES)
-        self.name = method.__name__
-        self._signature = signature(method)
-
-    def json(self, *arguments: P.args, **named: P.kwargs) -> bytes:
-        """All arguments as JSON, by position, defaults included."""
-        bound = self._signature.bind(None, *arguments, **named)
-        bound.apply_defaults()
-        return self.arguments.dump_json(bound.args[1:])
-
-    @overload
-    def __get__(self, caller: None, owner: type) -> Self: ...
-
-    @overload
-    def __get__(self, caller: "Caller", owner: type) -> Callable[P, Coroutine[Any, Any, R]]: ...
-
-    def __get__(
-        self, caller: "Caller | None", owner: type
-    ) -> Self | Callable[P, Coroutine[Any, Any, R]]:
-        if caller is None:
-            return self
-        connection = caller.connection
-
-        def send(*arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, R]:
-            return connection.call(self, *arguments, **named)
-
-        return send
-
-
-class Caller:
-    """Base of a table of calls: sends the calls that are attributes of its class."""
-
-    def __init__(self, connection: "Connection") -> None:
-        self.connection = connection
 
 
 class _PendingCalls:

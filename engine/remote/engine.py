@@ -21,14 +21,23 @@ from engine.api import (
     Report,
 )
 from engine.process.child import ChildProcess
-from engine.remote.connection import Call, Connection, P, R
-from engine.remote.host import Calls
+from engine.remote.calls import Call, Calls, P, R
+from engine.remote.connection import Connection
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import RefusalReason, Request
 from engine.values.settings import EngineConfig
-from engine.values.stats import EngineStats, RequestInfo, SequenceCounts
-from engine.values.tree import TreeChanges, TreeSnapshot
+from engine.values.stats import (
+    ALL_TIERS,
+    CacheTier,
+    Cleared,
+    EngineStats,
+    Probed,
+    RequestInfo,
+    SequenceCounts,
+)
+from engine.values.tokens import PackedTokens
+from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
 
 ANSWER_SECONDS = 1.0
 """How long `stats`, `requests` and `tree` wait for a process, which may have been stopped from
@@ -221,11 +230,8 @@ def _open_tokenizer(card: ModelCard) -> Tokenizer:
     return open_tokenizer(card)
 
 
-class RemoteEngine(Calls):
-    """Implements `engine.api.Engine`. Make it with `start`.
-
-    A call that needs nothing more than its result is inherited from the table of calls.
-    """
+class RemoteEngine:
+    """Implements `engine.api.Engine`. Make it with `start`."""
 
     def __init__(
         self,
@@ -236,7 +242,7 @@ class RemoteEngine(Calls):
         stats: EngineStats,
     ) -> None:
         """`stats` are returned until there are later ones."""
-        super().__init__(connection)
+        self.connection = connection
         self.submissions = submissions
         self.card = card
         self.tokenizer = tokenizer
@@ -258,10 +264,10 @@ class RemoteEngine(Calls):
         submissions = Submissions()
         connected = await asyncio.to_thread(start_process)
         connection = Connection(*connected, submissions.deliver, report, submissions.engine_stopped)
-        calls = Calls(connection)
+        log_level = logging.getLogger().getEffectiveLevel()
         try:
-            card = await calls.load(config, logging.getLogger().getEffectiveLevel())
-            stats = await calls.stats()
+            card = await connection.call(Calls.load, config, log_level)
+            stats = await connection.call(Calls.stats)
             tokenizer = await asyncio.to_thread(open_tokenizer, card)
             return cls(connection, submissions, card, tokenizer, stats)
         except BaseException:
@@ -276,6 +282,20 @@ class RemoteEngine(Calls):
         except EngineError as error:
             submission.fail(error)
         return submission
+
+    async def check(self, request: Request) -> None:
+        await self.connection.call(Calls.check, request)
+
+    async def clear_cache(
+        self, namespace_id: str | None = None, tiers: frozenset[CacheTier] = ALL_TIERS
+    ) -> Cleared:
+        return await self.connection.call(Calls.clear_cache, namespace_id, tiers)
+
+    async def probe(self, prompt: PackedTokens, cache_salt: str, adapter: str) -> Probed:
+        return await self.connection.call(Calls.probe, prompt, cache_salt, adapter)
+
+    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
+        return await self.connection.call(Calls.node, node_id, most_tokens)
 
     async def stats(self) -> EngineStats:
         with suppress(EngineStopped, TimeoutError):
@@ -298,8 +318,8 @@ class RemoteEngine(Calls):
 
     async def drain(self, timeout_seconds: float) -> None:
         with suppress(EngineStopped):  # then there is nothing to wait for
-            await super().drain(timeout_seconds)
-            self._last_stats = await super().stats()
+            await self.connection.call(Calls.drain, timeout_seconds)
+            self._last_stats = await self.connection.call(Calls.stats)
         await asyncio.to_thread(self.connection.close)
 
     async def _call_with_timeout(

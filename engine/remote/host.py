@@ -1,7 +1,7 @@
 """An engine's process: runs the server's calls, and sends their results and the events.
 
-`Calls` is the table of calls. A new call is a coroutine method of `EngineThread` and a line in the
-table. `engine.api.Engine` lists what the server uses.
+`engine.remote.calls` has the table of calls. A new call is a coroutine method of `EngineThread`
+and a line in the table.
 """
 
 import asyncio
@@ -11,10 +11,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from engine.api import EngineError, Report
 from engine.core.inbox import Inbox
@@ -22,7 +21,7 @@ from engine.core.loop import Deliver
 from engine.core.thread import EngineParts, EngineThread
 from engine.process.sockets import RECEIVED_BYTES, RETRY_SECONDS, FrameBuffer, send_some
 from engine.remote import wire
-from engine.remote.connection import Call, Caller
+from engine.remote.calls import CALLS
 from engine.remote.wire import CANCEL, CallMessage, Kind
 from engine.values.log_lines import LogFormatter
 from engine.values.model import ModelCard
@@ -146,30 +145,6 @@ class EngineHost:
 
     def _send(self, kind: Kind, json: bytes = b"") -> None:
         self._outbox.send(wire.frame(kind, json))
-
-
-class Calls(Caller):
-    """The table of calls: the name of each is its attribute's, its parameters and its result are
-    those of the method that runs in the engine's process.
-    """
-
-    load = Call(EngineHost.load)
-    submit = Call(EngineThread.submit)
-    abort = Call(EngineThread.abort)
-    check = Call(EngineThread.check)
-    stats = Call(EngineThread.stats)
-    clear_cache = Call(EngineThread.clear_cache)
-    probe = Call(EngineThread.probe)
-    requests = Call(EngineThread.requests)
-    tree = Call(EngineThread.tree)
-    node = Call(EngineThread.node)
-    drain = Call(EngineThread.drain)
-
-
-CALLS: Mapping[str, Call[..., Any]] = {
-    name: call for name, call in vars(Calls).items() if isinstance(call, Call)
-}
-"""The calls by their names."""
 
 
 async def serve(connection: socket.socket, load: Load) -> None:

@@ -44,7 +44,7 @@ from engine.core.step import (
     Verify,
 )
 from engine.output.text import output_factory
-from engine.remote.host import CALLS
+from engine.remote.calls import CALLS
 from engine.values.output import OutputEvent
 from engine.values.request import Request
 from engine.values.tokens import pack

@@ -19,8 +19,8 @@ from engine.launch import launch
 from engine.process.sockets import FrameBuffer, socket_pair
 from engine.remote import connection
 from engine.remote import engine as remote_engine
+from engine.remote.calls import Calls
 from engine.remote.engine import RemoteEngine
-from engine.remote.host import Calls
 from engine.remote.wire import CallMessage, Kind, read_frame
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Constraint, Grammar, GrammarKind, Request

@@ -14,7 +14,7 @@ import kvstore.store
 from engine.core.drafting import MAX_ATTEMPTS, DraftPolicy
 from engine.drafts.sources import Draft
 from engine.drafts.suffix_index import SortedText
-from engine.remote.host import CALLS
+from engine.remote.calls import CALLS
 from engine.values.request import Request, SamplingParams
 from engine.values.tokens import pack
 from kvstore import invariants

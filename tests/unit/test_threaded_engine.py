@@ -22,7 +22,7 @@ from engine.core.statistics import snapshot
 from engine.core.step import RunnerLost, StepPlan, StepResult
 from engine.core.thread import QUICK_TOKENS, STALL_SECONDS, EngineParts, EngineThread
 from engine.grammar.state import GrammarPlan
-from engine.remote.host import CALLS
+from engine.remote.calls import CALLS
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import (
     Constraint,

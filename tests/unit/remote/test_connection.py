@@ -17,8 +17,8 @@ from engine.api import EngineStopped
 from engine.process import sockets as frames
 from engine.process.sockets import FrameBuffer, ProtocolError
 from engine.remote import connection, wire
+from engine.remote.calls import CALLS, Calls
 from engine.remote.connection import Connection
-from engine.remote.host import CALLS, Calls
 from engine.remote.wire import CallMessage, Kind
 from engine.values.stats import CacheTier, Cleared
 from engine.values.tokens import pack

@@ -6,13 +6,16 @@ import gc
 import logging
 import socket
 import weakref
+from inspect import signature
 from typing import NoReturn, cast
 
 from engine.api import EngineStopped, Report
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver
+from engine.core.thread import EngineThread
 from engine.process.sockets import FrameBuffer
-from engine.remote.host import Calls, EngineHost, Outbox
+from engine.remote.calls import CALLS, Calls
+from engine.remote.host import EngineHost, Outbox
 from engine.remote.wire import CANCEL, CallMessage, Kind, read_frame
 from engine.values.output import OutputEvent
 from engine.values.settings import EngineConfig
@@ -121,3 +124,10 @@ def test_what_is_sent_after_the_end_of_the_event_loop_is_dropped() -> None:
     with ours, theirs:
         ours.setblocking(False)
         Outbox(ours, loop).send(bytes(1 << 22))
+
+
+def test_the_process_has_the_calls_of_the_table() -> None:
+    """With the same parameters and results."""
+    for name, call in CALLS.items():
+        method = getattr(EngineHost if name == "load" else EngineThread, name)
+        assert signature(method) == call.signature, name

@@ -16,7 +16,7 @@ from engine.core.commit import PROMPT_LOGPROBS_AT_ONCE
 from engine.process import sockets as frames
 from engine.process.sockets import FrameBuffer, ProtocolError
 from engine.remote import wire
-from engine.remote.host import CALLS
+from engine.remote.calls import CALLS
 from engine.remote.wire import CANCEL, CallMessage, Kind, Raised
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import (
