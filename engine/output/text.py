@@ -55,13 +55,15 @@ def detokenizer_factory(
 ) -> Callable[[Request], Detokenizer]:
     """Return a function that makes a request's detokenizer in a few microseconds.
 
-    Ids without a token have no text, nor have special tokens if the request skips them.
+    The tokenizer is a fast one: a model with any other is not loaded. Ids without a token have no
+    text, nor have special tokens if the request skips them.
     """
-    if tokenizer.is_fast and _joins_bytes(tokenizer.backend_tokenizer):
-        pieces = {skip: TokenPieces(tokenizer.backend_tokenizer, skip) for skip in (True, False)}
+    backend = tokenizer.backend_tokenizer
+    if _joins_bytes(backend):
+        pieces = {skip: TokenPieces(backend, skip) for skip in (True, False)}
         return lambda request: ByteLevelDetokenizer(pieces[request.skip_special_tokens])
-    decodes = {skip: _decode_function(tokenizer, skip) for skip in (True, False)}
-    has_text = {skip: _text_test(tokenizer, skip) for skip in (True, False)}
+    decodes = {skip: partial(backend.decode, skip_special_tokens=skip) for skip in (True, False)}
+    has_text = {skip: _text_test(backend, skip) for skip in (True, False)}
     return lambda request: WindowDetokenizer(
         decodes[request.skip_special_tokens],
         request.text_before,
@@ -216,31 +218,15 @@ def _joins_bytes(backend: Any) -> bool:
     return kinds in (["ByteLevel"], ["ByteLevel", "Fuse"])
 
 
-def _text_test(
-    tokenizer: "PreTrainedTokenizerBase", skip_special_tokens: bool
-) -> Callable[[int], bool]:
+def _text_test(backend: Any, skip_special_tokens: bool) -> Callable[[int], bool]:
     """Return a function that says whether a token has text, next to others or alone. It has none if
     the vocabulary does not have it, or if it is a special token that is skipped.
     """
-    skipped = frozenset(tokenizer.all_special_ids if skip_special_tokens else ())
-    if not tokenizer.is_fast:
-        return lambda token_id: token_id not in skipped
-    backend = tokenizer.backend_tokenizer
-    added = backend.get_added_tokens_decoder().items()
+    skipped = frozenset[int]()
     if skip_special_tokens:
+        added = backend.get_added_tokens_decoder().items()
         skipped = frozenset(token_id for token_id, token in added if token.special)
     return lambda token_id: token_id not in skipped and backend.id_to_token(token_id) is not None
-
-
-def _decode_function(tokenizer: "PreTrainedTokenizerBase", skip_special_tokens: bool) -> Decode:
-    if tokenizer.is_fast:
-        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=skip_special_tokens)
-    known_tokens = len(tokenizer)  # a model's vocabulary may be padded beyond its tokenizer's
-    return lambda token_ids: tokenizer.decode(
-        [token_id for token_id in token_ids if token_id < known_tokens],
-        skip_special_tokens=skip_special_tokens,
-        clean_up_tokenization_spaces=False,
-    )
 
 
 class TextDelta(NamedTuple):
