@@ -7,14 +7,15 @@ work of a query does not depend on the length of the text.
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import cycle, islice
+from struct import Struct
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from engine.values.request import Request
-from kvstore.tokens import TOKEN_BYTES, Tokens, unpacked
+from kvstore.tokens import TOKEN_BYTES, Tokens
 
 MIN_MATCH, MAX_MATCH = 3, 32
 """The fewest tokens that must match, and the most that are compared."""
@@ -34,7 +35,9 @@ INDEXED_AT_ONCE = 512
 _ID_BITS = 20
 _KEY_MASK = (1 << MIN_MATCH * _ID_BITS) - 1
 _TOKEN_BITS = 8 * TOKEN_BYTES
-_SAMPLE_RUNS = 256
+_MATCH_BYTES = MAX_MATCH * TOKEN_BYTES
+_RUN = Struct(f"={MIN_MATCH}I")
+_SAMPLE_RUNS = 16
 """The sorted runs of which one key is kept: of the others it is computed when they are compared."""
 
 TokenIds: TypeAlias = tuple[int, ...]
@@ -55,7 +58,6 @@ class SortedText:
 
     def __init__(self, packed: bytes = b"", skipped: int = 0) -> None:
         self.packed = packed
-        self._ids = memoryview(packed).cast("I")
         ids = np.frombuffer(packed, np.uint32)[skipped:].astype(np.int64)
         keys = (ids[:-2] << 2 * _ID_BITS) | (ids[1:-1] << _ID_BITS) | ids[2:]
         order = np.argsort(keys, kind="stable")
@@ -65,21 +67,28 @@ class SortedText:
         self._samples = array("q", keys[order[::_SAMPLE_RUNS]].tobytes())
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.packed) // TOKEN_BYTES
 
-    def ends(self, key: int) -> Iterator[int]:
-        """Yield the ends of all runs with this key, the most recent first."""
+    def ends(self, key: int, below: int, most: int) -> list[int]:
+        """The ends of up to `most` runs with this key before position `below`, the most recent
+        first.
+        """
+        found, ends, key_of = list[int](), self._ends, self._key
         sampled = bisect_right(self._samples, key)
-        low, high = max(sampled - 1, 0) * _SAMPLE_RUNS, sampled * _SAMPLE_RUNS
-        high = min(high, len(self._ends))
-        at = bisect_right(self._ends, key, low, high, key=self._key) - 1
-        while at >= 0 and self._key(self._ends[at]) == key:
-            yield self._ends[at]
+        if not sampled:
+            return found
+        high = min(sampled * _SAMPLE_RUNS, len(ends))
+        at = bisect_right(ends, key, high - 1 & -_SAMPLE_RUNS, high, key=key_of) - 1
+        while at >= 0 and len(found) < most and key_of(end := ends[at]) == key:
+            if end < below:
+                found.append(end)
             at -= 1
+        return found
 
     def _key(self, end: int) -> int:
-        first, second, third = self._ids[end - MIN_MATCH : end]
-        return (first << 2 * _ID_BITS) | (second << _ID_BITS) | third
+        first, second, third = _RUN.unpack_from(self.packed, (end - MIN_MATCH) * TOKEN_BYTES)
+        key: int = (first << 2 * _ID_BITS) | (second << _ID_BITS) | third
+        return key
 
 
 class RequestTexts(NamedTuple):
@@ -111,6 +120,7 @@ class SuffixIndex:
 
     def __init__(self, beginning: SortedText | None = None) -> None:
         self._beginning = beginning or SortedText()
+        self._n_sorted = len(self._beginning)
         self._tokens = Tokens(packed=self._beginning.packed)
         self._last_key = _key(self._beginning.packed)  # of the last three indexed tokens
         self._last_ends: dict[int, int] = {}  # latest end of each key, among appended tokens
@@ -130,8 +140,9 @@ class SuffixIndex:
         Among equally long occurrences, the next token that most of them have wins, then the most
         recent occurrence.
         """
+        self.catch_up()
         packed = array("I", last[-MAX_MATCH:]).tobytes()
-        end, matched = self._longest(packed, len(self))
+        end, matched = self._longest(packed, len(self._tokens))
         most = min(most, matched + EXTRA_TOKENS)
         return (tuple(self._tokens.ids(end, end + most)), matched) if matched else NO_MATCH
 
@@ -141,22 +152,22 @@ class SuffixIndex:
 
         If the last three tokens occur nowhere else, one of them may be an edit of repeated text.
         """
-        tokens, n_tokens = self._tokens, len(self)
-        last = tokens.packed(max(n_tokens - MAX_MATCH, 0), n_tokens)
-        end, matched = self._longest(last, n_tokens)
+        self.catch_up()
+        tokens, n_tokens = self._tokens, len(self._tokens)
+        last = tokens.packed(max(n_tokens - MAX_MATCH - MIN_MATCH, 0), n_tokens)
+        end, matched = self._longest(last[-_MATCH_BYTES:], n_tokens)
         if matched:
             most = min(most, matched + EXTRA_TOKENS)
             return tuple(islice(cycle(tokens.ids(end, end + most)), most)), matched
         for n_same in range(MIN_MATCH):  # tokens after the edit
             edited = n_tokens - n_same - 1
-            if edited < MIN_MATCH:
-                break
-            before = tokens.packed(max(edited - MAX_MATCH, 0), edited)
-            at, matched = self._longest(before, edited)
+            before = last[: -(n_same + 1) * TOKEN_BYTES]
+            at, matched = self._longest(before[-_MATCH_BYTES:], edited)
+            if not matched:
+                continue
             end = at + 1 + n_same
             ahead = tokens.ids(end, end + min(most, n_same + EXTRA_TOKENS))
-            is_same = tokens.packed(at + 1, end) == tokens.packed(edited + 1, n_tokens)
-            if matched and ahead and is_same:
+            if ahead and tokens.packed(at + 1, end) == tokens.packed(edited + 1, n_tokens):
                 return tuple(ahead), n_same
         return NO_MATCH
 
@@ -167,8 +178,7 @@ class SuffixIndex:
         n_last = len(last) // TOKEN_BYTES
         if n_last < MIN_MATCH or below <= MIN_MATCH:
             return 0, 0
-        self.catch_up()
-        ends = list(islice(self._ends(_key(last), below), MAX_OCCURRENCES))
+        ends = self._ends(_key(last), below)
         if not ends:
             return 0, 0
         number = int.from_bytes(last, "little")
@@ -192,19 +202,22 @@ class SuffixIndex:
         different = before ^ (number >> (n_tokens - n_before) * _TOKEN_BITS)
         return n_before - -(-different.bit_length() // _TOKEN_BITS)
 
-    def _ends(self, key: int, below: int) -> Iterator[int]:
-        """Yield the ends of all occurrences before position `below`, the most recent first."""
-        n_sorted = len(self._beginning)
-        end = self._last_ends.get(key, 0)
-        while end:
+    def _ends(self, key: int, below: int) -> list[int]:
+        """The ends of up to MAX_OCCURRENCES occurrences before position `below`, the most recent
+        first.
+        """
+        found, end = list[int](), self._last_ends.get(key, 0)
+        while end and len(found) < MAX_OCCURRENCES:
             if end < below:
-                yield end
-            end = self._ends_before[end - n_sorted - 1]
-        yield from (end for end in self._beginning.ends(key) if end < below)
+                found.append(end)
+            end = self._ends_before[end - self._n_sorted - 1]
+        if self._n_sorted:
+            found += self._beginning.ends(key, below, MAX_OCCURRENCES - len(found))
+        return found
 
     def catch_up(self) -> bool:
         """Index the next INDEXED_AT_ONCE appended tokens. Return whether all are indexed."""
-        n_indexed, n_tokens = len(self._beginning) + len(self._ends_before), len(self)
+        n_indexed, n_tokens = self._n_sorted + len(self._ends_before), len(self._tokens)
         if n_indexed == n_tokens:
             return True
         stop = min(n_indexed + INDEXED_AT_ONCE, n_tokens)
@@ -218,8 +231,7 @@ class SuffixIndex:
 
 
 def _key(packed: bytes) -> int:
-    """Return the key of the last three of these packed tokens."""
-    key = 0
-    for token_id in unpacked(packed[-MIN_MATCH * TOKEN_BYTES :]):
-        key = key << _ID_BITS | token_id
+    """Return the key of the last three of these packed tokens, which may be fewer."""
+    first, second, third = _RUN.unpack(packed[-_RUN.size :].rjust(_RUN.size, b"\0"))
+    key: int = (first << 2 * _ID_BITS) | (second << _ID_BITS) | third
     return key
