@@ -5,6 +5,7 @@ and a line in the table.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -166,7 +167,20 @@ def main(descriptor: int, load: Load) -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the server handles them, and sends `drain`
         signal.signal(ignored, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_SECONDS)
-    asyncio.run(_serve_and_exit(socket.socket(fileno=descriptor), load))
+    frozen = partial(load_and_freeze, load)
+    asyncio.run(_serve_and_exit(socket.socket(fileno=descriptor), frozen))
+
+
+def load_and_freeze(
+    load: Load, config: EngineConfig, report: Report, inbox: Inbox, deliver: Deliver
+) -> EngineParts:
+    """Load a model, and exempt all objects that there are then from garbage collection. They live
+    to the end, and a full collection of them would stop every thread for tens of milliseconds.
+    """
+    parts = load(config, report, inbox, deliver)
+    gc.collect()
+    gc.freeze()
+    return parts
 
 
 async def _serve_and_exit(connection: socket.socket, load: Load) -> None:

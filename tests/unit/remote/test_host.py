@@ -12,10 +12,10 @@ from typing import NoReturn, cast
 from engine.api import EngineStopped, Report
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver
-from engine.core.thread import EngineThread
+from engine.core.thread import EngineParts, EngineThread
 from engine.process.sockets import FrameBuffer
 from engine.remote.calls import CALLS, Calls
-from engine.remote.host import EngineHost, Outbox
+from engine.remote.host import EngineHost, Outbox, load_and_freeze
 from engine.remote.wire import CANCEL, CallMessage, Kind, read_frame
 from engine.values.output import OutputEvent
 from engine.values.settings import EngineConfig
@@ -131,3 +131,14 @@ def test_the_process_has_the_calls_of_the_table() -> None:
     for name, call in CALLS.items():
         method = getattr(EngineHost if name == "load" else EngineThread, name)
         assert signature(method) == call.signature, name
+
+
+def test_what_a_model_has_loaded_is_not_collected_again() -> None:
+    parts = cast(EngineParts, [[number] for number in range(1000)])
+
+    def load(config: EngineConfig, report: Report, inbox: Inbox, deliver: Deliver) -> EngineParts:
+        return parts
+
+    before = gc.get_freeze_count()
+    assert load_and_freeze(load, EngineConfig(model=""), print, Inbox(), print) is parts
+    assert gc.get_freeze_count() >= before + 1000
