@@ -277,7 +277,7 @@ class EngineLoop:
 
     def _needed_grammar(self) -> GrammarStage | None:
         """The grammar stage while any sequence has a grammar."""
-        return self._grammar if self._grammar is not None and self._grammar.is_needed else None
+        return self._grammar if self.scheduler.sequences.n_guided else None
 
     def _disk_wait_seconds(self) -> float | None:
         """How long the loop may sleep: None means until there is a call."""

@@ -83,11 +83,6 @@ class GrammarStage:
         self._drafted: dict[SequenceId, GuidedDraft] = {}  # drafts that the step verifies
         self.waited_seconds = 0.0
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether any sequence has a grammar."""
-        return self._sequences.n_guided > 0
-
     def ask(self, step: Step | None) -> None:
         """Ask for the answers of matchers and for masks along the step's drafts."""
         self._ask_matchers()

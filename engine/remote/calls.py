@@ -1,40 +1,13 @@
 """The calls of the server to an engine's process, as data that both ends read."""
 
-from collections.abc import Callable, Coroutine, Mapping
-from inspect import signature
-from types import GenericAlias
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
-
-from pydantic import TypeAdapter
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from engine.api import Engine
-from engine.remote import wire
+from engine.remote.wire import Call
 from engine.values.model import ModelCard
 from engine.values.request import Request
 from engine.values.settings import EngineConfig
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-class Call(Generic[P, R]):
-    """The name of a call, and the types of its arguments and of its result, which are read from the
-    annotations of a method.
-    """
-
-    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
-        hints = get_type_hints(method)
-        self.result: TypeAdapter[R] = TypeAdapter(hints.pop("return"))
-        arguments: Any = GenericAlias(tuple, tuple(hints.values()))
-        self.arguments: TypeAdapter[tuple[Any, ...]] = TypeAdapter(arguments, config=wire.BYTES)
-        self.name = method.__name__
-        self.signature = signature(method)
-
-    def json(self, *arguments: P.args, **named: P.kwargs) -> bytes:
-        """All arguments as JSON, by position, defaults included."""
-        bound = self.signature.bind(None, *arguments, **named)
-        bound.apply_defaults()
-        return self.arguments.dump_json(bound.args[1:])
 
 
 class _Hosted(Protocol):

@@ -16,8 +16,7 @@ from engine.api import EngineStopped, Report
 from engine.process.child import ChildProcess, ending
 from engine.process.sockets import RECEIVED_BYTES, FrameBuffer, ProtocolError, send_all
 from engine.remote import wire
-from engine.remote.calls import Call, P, R
-from engine.remote.wire import CANCEL, CallMessage, Kind
+from engine.remote.wire import CANCEL, Call, CallMessage, Kind, P, R
 from engine.values.output import OutputEvent
 
 SILENT_SECONDS = 20.0

@@ -21,8 +21,9 @@ from engine.api import (
     Report,
 )
 from engine.process.child import ChildProcess
-from engine.remote.calls import Call, Calls, P, R
+from engine.remote.calls import Calls
 from engine.remote.connection import Connection
+from engine.remote.wire import Call, P, R
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import RefusalReason, Request

@@ -6,9 +6,12 @@ and the number of the call that it answers, and JSON of that kind.
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from inspect import signature
+from types import GenericAlias
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -37,6 +40,29 @@ MAX_EVENTS_BYTES = 4 * 1024**2
 """Limit for a frame of several events. The receiver parses a whole frame while later ones wait."""
 
 _HEADER = struct.Struct("<BQ")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Call(Generic[P, R]):
+    """The name of a call, and the types of its arguments and of its result, which are read from the
+    annotations of a method.
+    """
+
+    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
+        hints = get_type_hints(method)
+        self.result: TypeAdapter[R] = TypeAdapter(hints.pop("return"))
+        arguments: Any = GenericAlias(tuple, tuple(hints.values()))
+        self.arguments: TypeAdapter[tuple[Any, ...]] = TypeAdapter(arguments, config=BYTES)
+        self.name = method.__name__
+        self.signature = signature(method)
+
+    def json(self, *arguments: P.args, **named: P.kwargs) -> bytes:
+        """All arguments as JSON, by position, defaults included."""
+        bound = self.signature.bind(None, *arguments, **named)
+        bound.apply_defaults()
+        return self.arguments.dump_json(bound.args[1:])
 
 
 @dataclass(frozen=True, slots=True)
