@@ -140,5 +140,8 @@ def test_what_a_model_has_loaded_is_not_collected_again() -> None:
         return parts
 
     before = gc.get_freeze_count()
-    assert load_and_freeze(load, EngineConfig(model=""), print, Inbox(), print) is parts
-    assert gc.get_freeze_count() >= before + 1000
+    try:
+        assert load_and_freeze(load, EngineConfig(model=""), print, Inbox(), print) is parts
+        assert gc.get_freeze_count() >= before + 1000
+    finally:
+        gc.unfreeze()
