@@ -1,6 +1,6 @@
 """Answers whose parts are given: no text is parsed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from engine.values.model import Replay, Tokenizer
@@ -32,6 +32,7 @@ class ScriptedPlan:
 
     reasoning_end = ""
     conversation = b""
+    functions: Mapping[str, bytes] = {"look": b"{}"}
 
     def __init__(self, answers: Iterable[Sequence[AnswerPart]]) -> None:
         self._answers = iter(answers)
