@@ -120,6 +120,7 @@ class _Shapes:
         self._root = root
         self._left = MOST_WORK
         self._known: dict[int, list[Parameters]] = {}
+        self._kept: list[Schema] = []  # another schema would get the identity of one that is gone
 
     def of(self, schema: Any, depth: int) -> list[Parameters]:
         """Raises _TooMuch."""
@@ -129,6 +130,7 @@ class _Shapes:
             return [UNKNOWN]
         if id(schema) in self._known:
             return self._known[id(schema)]
+        self._kept.append(schema)
         self._known[id(schema)] = [Parameters()]  # where it refers to itself
         own = _own(schema)
         self._work(len(own.declared) + len(own.required))

@@ -56,6 +56,7 @@ class _Kinds:
         self._root = root
         self._left = _MOST_BRANCHES
         self._known: dict[int, Set[str] | None] = {}
+        self._kept: list[Schema] = []  # another schema would get the identity of one that is gone
 
     def of(self, schema: Any, depth: int) -> Set[str] | None:
         """None: any type. Raises _TooLong."""
@@ -65,6 +66,7 @@ class _Kinds:
             return None
         if id(schema) in self._known:
             return self._known[id(schema)]
+        self._kept.append(schema)
         self._known[id(schema)] = None  # where it refers to itself, that says nothing
         self._left -= 1 + len(listed(schema, "enum"))
         if self._left < 0:

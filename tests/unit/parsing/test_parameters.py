@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from server.parsing.lark import Function, NotASchema, arguments_schema, calls_grammar, names_only
-from server.parsing.parameters import MOST_WORK, parameters
+from server.parsing.parameters import MOST_WORK, parameters, shapes
 from server.parsing.registry import TOOL_FORMATS, Formats, answer_format
 from tests.unit.parsing.answers import parsed
 from tests.unit.parsing.walks import MARKERS, allows, text_of, walk
@@ -220,3 +220,18 @@ def test_a_strict_function_that_cannot_be_enforced_is_refused(name: str, case: s
 def test_a_strict_function_may_be_declared_in_parts(name: str, case: str) -> None:
     function = Function("g", NEEDS_NUMBER[case], strict=True)
     assert texts(name, function, 3)
+
+
+@pytest.mark.parametrize("n", [2, 3, 6, 12, 40])
+def test_each_of_several_conditions_has_its_parameters(n: int) -> None:
+    names = [f"p{number}" for number in range(n)]
+    conditions = [
+        {
+            "if": {"properties": {"kind": {"const": name}}},
+            "then": {"properties": {name: {"type": "number"}}, "required": [name]},
+        }
+        for name in names
+    ]
+    schema = {"type": "object", "properties": {"kind": {}}, "allOf": conditions}
+    assert set(parameters(schema).declared) == {"kind", *names}
+    assert {name for shape in shapes(schema) for name in shape.declared} == {"kind", *names}
