@@ -31,6 +31,10 @@ endif
 # `make serve BACKEND=...` installs another one into an environment that exists.
 INSTALLED := $(VENV)/.mlx-$(or $(BACKEND),metal)
 
+# Python compiles a module when it is first imported. Compiled at installation, all of transformers'
+# thousands would keep a new user waiting.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+
 .PHONY: help serve free-port chat doctor install-service test test-all check format reference wheel simulate restarts hostile conformance \
 	browser screenshots clients bench figures grafana demo-model clean
 
@@ -131,7 +135,7 @@ $(VENV)/bin/python:
 $(VENV)/.mkl: constraints.txt | $(VENV)/bin/python
 	@echo "Installing MKL, a fast BLAS with Intel's licence: 0.3 GB to fetch, 1 GB on the disk."
 	@echo "To do without: make $(MAKECMDGOALS) MKL="
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt mkl && touch $@ || \
+	@$(INSTALL) mkl && touch $@ || \
 		echo "MKL could not be installed: 'make doctor' says which BLAS is used"
 
 $(INSTALLED): | $(VENV)/bin/python
@@ -141,11 +145,11 @@ $(INSTALLED): | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.runtime: pyproject.toml constraints.txt $(INSTALLED) | $(VENV)/bin/python $(MKL)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".$(BACKEND:%=[%])"
+	$(INSTALL) --editable ".$(BACKEND:%=[%])"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(INSTALLED) | $(VENV)/bin/python $(MKL)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev$(BACKEND:%=,%)]"
+	$(INSTALL) --editable ".[dev$(BACKEND:%=,%)]"
 	@touch $@ $(VENV)/.runtime
 
 # What cannot be installed (npm is missing, or the Python too new) fails in the run, and it alone.
