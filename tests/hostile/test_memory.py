@@ -2,19 +2,15 @@
 counted in the budgets of the daemon.
 """
 
-import gc
 import random
 import select
-import time
-import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import httpx
 import pytest
 
-from server import app
 from server.fairness import Budget
 from server.settings import Settings
 from tests.contract.daemon import running
@@ -32,7 +28,6 @@ REQUEST_BYTES = 150_000
 """More than an HTTP request takes with a small body, its connection and the trace included."""
 SEQUENCE_BYTES = 10_000
 """More than each sequence of the fake engine takes."""
-SETTLED_BYTES = 20_000
 MANY_TOKENS = 10 * BODY_BYTES
 ROUTES = (
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
@@ -46,7 +41,7 @@ class HeldDaemon:
 
     engine: FakeEngine
     url: str
-    budgets: list[Budget] = field(default_factory=list)
+    budgets: list[Budget]
 
     @property
     def counted_bytes(self) -> int:
@@ -67,45 +62,12 @@ class HeldDaemon:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldDaemon]:
+def held(budgets: list[Budget]) -> Iterator[HeldDaemon]:
     card = replace(CARD, max_context_tokens=MANY_TOKENS, arena_tokens=MANY_TOKENS)
     engine = FakeEngine(Script(gate=Gate()), card=card, tokenizer=ByteTokenizer(THINK))
-    daemon = HeldDaemon(engine, "")
-
-    def kept(make: Callable[[Settings], Budget]) -> Callable[[Settings], Budget]:
-        def made(settings: Settings) -> Budget:
-            daemon.budgets.append(budget := make(settings))
-            return budget
-
-        return made
-
-    for name in ("body_budget", "output_budget"):
-        monkeypatch.setattr(app, name, kept(getattr(app, name)))
+    daemon = HeldDaemon(engine, "", budgets)
     with running(engine, Settings(port=0, tool_parser="hermes")) as daemon.url:
         yield daemon
-
-
-@pytest.fixture
-def traced() -> Iterator[Callable[[], int]]:
-    """Returns the bytes of Python's memory that is in use, when the frames of workers are gone."""
-
-    def traced_bytes() -> int:
-        found = [0, 0]
-
-        def is_settled() -> bool:
-            time.sleep(0.02)
-            gc.collect()
-            found[:] = found[1], tracemalloc.get_traced_memory()[0]
-            return abs(found[1] - found[0]) < SETTLED_BYTES
-
-        until(is_settled)
-        return found[1]
-
-    tracemalloc.start()
-    try:
-        yield traced_bytes
-    finally:
-        tracemalloc.stop()
 
 
 def cases(url: str) -> list[tuple[Field, str, Shape]]:
