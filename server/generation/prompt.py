@@ -2,19 +2,32 @@
 
 All of it is called in worker threads."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 from engine.api import PromptTooLong
 from engine.values.model import ModelCard, Replay, Tokenizer
 from server.errors import ApiError, ContextTooLong, InvalidField
-from server.generation.conversation import Conversation, Message, TextPart, digests
-from server.generation.generic_tools import SystemRole, plain_conversation
+from server.generation.conversation import Conversation, Message, digests
+from server.generation.generic_tools import plain_conversation
 from server.generation.history import AssistantTurn, Call, Replays
 from server.generation.request_fields import Prompt
+from server.generation.template import (
+    Roles,
+    WriteArguments,
+    as_object,
+    as_text,
+    concerns_tools,
+    fold_text_into_reasoning,
+    has_thought_preamble,
+    in_place,
+    reasoning_of,
+    roles_of,
+    template_messages,
+    text_of,
+)
 from server.generation.tools import CustomToolCall, FunctionToolCall
 from server.parsing.answer import ToolFormat
 from server.parsing.formats.json_calls import GENERIC
@@ -22,93 +35,9 @@ from server.parsing.formats.json_calls import GENERIC
 NO_EFFORT = "none"
 KNOWN_EFFORTS = {"xhigh": "high", "max": "high"}
 """Efforts that templates do not know, as the highest that they do."""
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""The names that templates use: most the first, gpt-oss's the last."""
-
-ROLES = {"developer": "system", "function": "tool"}
-"""The names of these roles in templates."""
 
 ChatMessage = dict[str, Any]
 """The fields of a Message, which a Conversation validates."""
-
-WriteArguments = Callable[[str], object]
-"""Makes a call's arguments, given as JSON text, into the template's value."""
-
-
-def as_object(arguments: str) -> object:
-    """An object, as most templates expect; text that is none stays as it is."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
-
-
-def as_text(arguments: str) -> object:
-    """Text, as DeepSeek's templates expect, which concatenate it."""
-    return arguments or "{}"
-
-
-def template_messages(
-    messages: Sequence[Message], arguments: WriteArguments = as_object
-) -> list[Mapping[str, object]]:
-    """The messages for the template. Tool results get the names of their functions."""
-    names: dict[str, str] = {}
-    rendered = []
-    for message in messages:
-        for call in message.calls:
-            names[call.id] = call.function.name
-        rendered.append(_template_message(message, names, arguments))
-    return rendered
-
-
-def in_place(messages: Sequence[Message], roles: "Roles") -> Sequence[Message]:
-    """The messages in roles that the template renders where they stand.
-
-    Where it has no place for later system messages, those at the head are one, and later ones are
-    what the user says, in a `<system-reminder>` as Claude Code writes them. Where it takes nothing
-    but an answer after tool results, what the user says there is a part of the last result.
-    """
-    joined = {("user", "reminder"), ("reminder", "user"), ("reminder", "reminder")}
-    if roles.late_system == "user":
-        joined.add(("system", "system"))
-    if roles.behind_results == "tool":
-        joined |= {("tool", "user"), ("tool", "reminder")}
-    placed: list[Message] = []
-    has_begun = False
-    last = ""
-    for message in messages:
-        said, kind = message, ROLES.get(message.role, message.role)
-        has_begun = has_begun or kind != "system"
-        if kind == "system" and has_begun and roles.late_system == "user":
-            said, kind = _reminder(message), "reminder"
-        if (last, kind) in joined:
-            parts = [*(placed[-1].content or ()), *(said.content or ())]
-            placed[-1] = placed[-1].model_copy(update={"content": parts})
-            last = last if last == "tool" else kind
-        else:
-            placed.append(said)
-            last = kind
-    return placed
-
-
-def _reminder(message: Message) -> Message:
-    text = f"<system-reminder>\n{_text(message)}\n</system-reminder>"
-    part = TextPart(type="text", text=text)
-    return message.model_copy(update={"role": "user", "content": [part]})
-
-
-def has_thought_preamble(message: Message) -> bool:
-    """Whether it has reasoning, then text, then a call."""
-    return bool(message.calls and _reasoning(message) and _text(message))
-
-
-def fold_text_into_reasoning(message: Message) -> Message:
-    """The message with its text as part of the reasoning, for templates that render one of them."""
-    if not has_thought_preamble(message):
-        return message
-    thought = f"{_reasoning(message)}\n\n{_text(message)}"
-    return message.model_copy(update={"content": None, "reasoning_content": thought})
 
 
 def template_arguments(body: Conversation) -> dict[str, Any]:
@@ -157,18 +86,10 @@ def _turn(
 ) -> AssistantTurn:
     return AssistantTurn(
         [Call(call.id, call.function.name, as_object(call.function.arguments)) for call in calls],
-        _text(message),
-        _reasoning(message),
+        text_of(message),
+        reasoning_of(message),
         conversation,
     )
-
-
-def _reasoning(message: Message) -> str | None:
-    return message.reasoning_content or message.reasoning
-
-
-def _text(message: Message) -> str:
-    return "\n".join(part.text for part in message.content or ())
 
 
 def _declared(body: Conversation) -> list[dict[str, Any]]:
@@ -177,109 +98,6 @@ def _declared(body: Conversation) -> list[dict[str, Any]]:
     if body.tool_choice == "none":
         return []
     return [tool.for_template() for tool in body.tools]
-
-
-def _template_message(
-    message: Message, names: Mapping[str, str], arguments: WriteArguments
-) -> Mapping[str, object]:
-    """One string of content, and a role that templates know.
-
-    A template that does not know `developer` would render a role that its model never saw; one that
-    does treats `system` alike.
-    """
-    fields: dict[str, object] = {
-        "role": ROLES.get(message.role, message.role),
-        "content": _text(message),
-    }
-    name = message.name or names.get(message.answered_call or "")
-    if name:
-        fields["name"] = name
-    if calls := message.calls:
-        fields["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": arguments(call.function.arguments),
-                },
-            }
-            for call in calls
-        ]
-    if message.answered_call is not None:
-        fields["tool_call_id"] = message.answered_call
-    if reasoning := _reasoning(message):
-        fields |= dict.fromkeys(REASONING_FIELDS, reasoning)
-    return fields
-
-
-_WORD = "somethingthatissaid"
-_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
-_RESULT: Sequence[Mapping[str, object]] = (
-    {"role": "user", "content": "A"},
-    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-    {"role": "tool", "tool_call_id": "abcdefghi", "name": "f", "content": _WORD},
-)
-_BEHIND_RESULT = (
-    *_RESULT[:-1],
-    {**_RESULT[-1], "content": "B"},
-    {"role": "user", "content": _WORD},
-)
-_LATE_SYSTEM = (
-    {"role": "system", "content": "A"},
-    {"role": "user", "content": "B"},
-    {"role": "system", "content": _WORD},
-    {"role": "assistant", "content": "C"},
-    {"role": "user", "content": "D"},
-)
-
-
-def _called(content: str, reasoning: str) -> Sequence[Mapping[str, object]]:
-    thoughts = dict.fromkeys(REASONING_FIELDS, reasoning)
-    call = {**_RESULT[1], "content": content, **thoughts}
-    return (_RESULT[0], call, {**_RESULT[2], "content": "B"})
-
-
-_SYSTEM = ({"role": "system", "content": _WORD}, {"role": "user", "content": "A"})
-_PREAMBLE = _called(_WORD, "C")
-_THOUGHT_PREAMBLE = _called("", f"C\n\n{_WORD}")
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """The roles or fields under which a template renders what not every template can.
-
-    `late_system`: the role of system messages after the first. `behind_results`: the role of a user
-    message right after tool results. `preambles`: the field of an assistant's text before a call,
-    where there is reasoning too. `system`: the role of the system messages before all others, where
-    the server describes the tools.
-    """
-
-    late_system: Literal["system", "user"]
-    behind_results: Literal["user", "tool"]
-    preambles: Literal["content", "reasoning"]
-    system: SystemRole
-
-
-def roles_of(tokenizer: Tokenizer) -> Roles:
-    """The roles with which the model's template raises no error and leaves nothing out."""
-    renders = partial(_template_renders, tokenizer)
-    has_late_system = renders(_LATE_SYSTEM)
-    needs_an_answer = renders(_RESULT) and not renders(_BEHIND_RESULT)
-    wants_one = not renders(_PREAMBLE) and renders(_THOUGHT_PREAMBLE)
-    return Roles(
-        late_system="system" if has_late_system else "user",
-        behind_results="tool" if needs_an_answer else "user",
-        preambles="reasoning" if wants_one else "content",
-        system="system" if renders(_SYSTEM) else "user",
-    )
-
-
-def _template_renders(tokenizer: Tokenizer, messages: Sequence[Mapping[str, object]]) -> bool:
-    try:
-        return _WORD in tokenizer.decode(tokenizer.apply_chat_template(messages))
-    except ValueError:
-        return False
 
 
 @dataclass(slots=True)
@@ -316,11 +134,6 @@ class Turn:
         if self.answered_call is not None:
             message["tool_call_id"] = self.answered_call
         return message
-
-
-def _concerns_tools(message: Mapping[str, object]) -> bool:
-    """Whether the message has calls, or is the result of one."""
-    return message["role"] == "tool" or "tool_calls" in message
 
 
 class PromptEncoder:
@@ -360,7 +173,7 @@ class PromptEncoder:
 
             def render(written: WriteArguments) -> list[int]:
                 rendered = template_messages(fitted, written)
-                is_about_tools = conversation.tools or any(map(_concerns_tools, rendered))
+                is_about_tools = conversation.tools or any(map(concerns_tools, rendered))
                 if self._tools is GENERIC and is_about_tools:
                     return self._with_generic_tools(rendered, known, arguments)
                 return self._tokenizer.apply_chat_template(rendered, known, **arguments)

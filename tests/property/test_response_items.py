@@ -20,7 +20,7 @@ from server.dialects.responses.tools import RequestTools
 from server.dialects.responses.write import ResponseForm
 from server.generation.choice import AnswerUsage
 from server.generation.conversation import Message
-from server.generation.prompt import Roles, in_place, template_messages
+from server.generation.template import Roles, in_place, template_messages
 from server.parsing.reader import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import ByteTokenizer

@@ -17,7 +17,7 @@ from server.dialects.chat.routes import as_chat
 from server.dialects.chat.schema import ChatRequest
 from server.generation.generic_tools import SystemRole, plain_conversation
 from server.generation.plan import AnswerPlanner
-from server.generation.prompt import as_object, template_messages
+from server.generation.template import as_object, template_messages
 from server.parsing.registry import Formats, answer_format
 from server.settings.models import ConversationSettings
 from tests.answering import checkpoint_with
