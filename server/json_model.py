@@ -1,6 +1,7 @@
 """JSON objects from clients, and for clients: their base classes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import methodcaller
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import (
@@ -191,6 +192,22 @@ class ByType:
         """With a default `anyOf`: an object whose type is left out may fit several models."""
         described = handler(schema)
         return {"anyOf": described["oneOf"]} if self._default else described
+
+
+class ReadAs:
+    """Metadata of a field whose JSON is validated by a model, or a union of models. The field's
+    value is what the validated model's `value()` returns, or else `make` of it.
+    """
+
+    def __init__(self, model: Any, make: Callable[[Any], object] = methodcaller("value")) -> None:
+        self._model = model
+        self._make = make
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        schema = handler.generate_schema(self._model)
+        return core_schema.no_info_after_validator_function(self._make, schema)
 
 
 def _types(model: type[RequestModel]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 of a route and a failure during a stream look alike to a client.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -40,25 +39,12 @@ def openai_error(error: ApiError, param: str | None = None) -> ErrorResponse:
     return ErrorResponse(error=body)
 
 
-RESPONSES_FIELDS = {
-    "max_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort",
-    "messages": "input",
-}
+RESPONSES_FIELDS = {"max_tokens": "max_output_tokens", "messages": "input"}
 """Fields of a chat with another name in a Responses request."""
-
-_FUNCTION = re.compile(r"(tools\[\d+\]|tool_choice)\.function\b")
-
-
-def responses_field(field: str) -> str:
-    """The field of a Responses request that a chat's field is read from."""
-    if field.startswith("messages["):
-        return "input"  # whose items are counted otherwise
-    return RESPONSES_FIELDS.get(field) or _FUNCTION.sub(r"\1", field)
 
 
 def responses_error(error: ApiError) -> ErrorResponse:
-    return openai_error(error, error.param and responses_field(error.param))
+    return openai_error(error, RESPONSES_FIELDS.get(error.param or ""))
 
 
 class ResponsesErrorEvent(BaseModel):
@@ -106,9 +92,6 @@ MESSAGES_TYPES = {
 MESSAGES_FIELDS = {
     "stop": "stop_sequences",
     "thinking_budget": "thinking.budget_tokens",
-    "reasoning_effort": "output_config.effort",
-    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-    "continue_final_message": "messages",
 }
 """Fields of a chat with another name in a Messages request."""
 

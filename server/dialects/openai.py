@@ -4,6 +4,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -21,6 +22,13 @@ from engine.values.output import FinishReason, TokenLogprob
 from engine.values.request import Request
 from server.dialects.errors import openai_error
 from server.dialects.job import StreamWriter, json_response, wire_json
+from server.dialects.openai_chat import ConversationFields
+from server.dialects.openai_tools import (
+    ChatFunctionTool,
+    FunctionChoice,
+    FunctionDeclaration,
+    NamedFunction,
+)
 from server.errors import SERVER, ApiError
 from server.generation.choice import AnswerUsage
 from server.generation.conversation import Conversation
@@ -30,15 +38,7 @@ from server.generation.request_fields import (
     Unsupported,
 )
 from server.generation.requests import ServedModel
-from server.generation.tools import (
-    MAX_TOOLS,
-    ChatFunctionTool,
-    FunctionChoice,
-    FunctionDeclaration,
-    NamedFunction,
-    NamedToolChoice,
-    ToolChoice,
-)
+from server.generation.tools import MAX_TOOLS, ToolChoice
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
 from server.record import output_of
 from server.service import Prepare, RequestContext
@@ -285,7 +285,7 @@ def rendered_request(request: Request, body: GenerationRequest, model: str) -> R
     )
 
 
-class ChatConversation(Conversation):
+class ChatConversation(ConversationFields):
     """The conversation of a chat's body. Fields of vLLM that would change the prompt are
     refused.
     """
@@ -317,13 +317,16 @@ class ChatConversation(Conversation):
 
     @property
     def conversation(self) -> Conversation:
-        """The value: `functions` are tools like any others."""
+        """The conversation of these fields: `functions` are tools like any others."""
+        fields = super().conversation
         if not self.functions:
-            return self
+            return fields
         tools = [ChatFunctionTool(type="function", function=each) for each in self.functions]
-        choice: ToolChoice
-        if isinstance(self.function_call, NamedFunction):
-            choice = NamedToolChoice(type="function", function=self.function_call)
-        else:
-            choice = self.function_call
-        return self.model_copy(update={"tools": tools, "tool_choice": choice})
+        choice = self.function_call
+        return replace(
+            fields,
+            tools=[tool.value() for tool in tools],
+            tool_choice=ToolChoice("required", frozenset({choice.name}))
+            if isinstance(choice, NamedFunction)
+            else ToolChoice(choice),
+        )

@@ -16,8 +16,9 @@ from engine.api import ModelError
 from engine.launch import Checkpoint, open_checkpoint
 from server.dialects.endpoint import Endpoints
 from server.dialects.openai import ChatConversation, token_text
+from server.dialects.openai_chat import ChatMessage
 from server.errors import UNSUPPORTED, not_loaded
-from server.generation.conversation import MAX_MESSAGES, Message
+from server.generation.conversation import MAX_MESSAGES
 from server.generation.prompt import check_token_ids
 from server.generation.request_fields import (
     Prompt,
@@ -61,7 +62,9 @@ class PromptOrChat(ChatConversation):
         },
     )
 
-    messages: list[Message] = Field(default_factory=list, max_length=MAX_MESSAGES, fail_fast=True)
+    messages: list[ChatMessage] = Field(
+        default_factory=list, max_length=MAX_MESSAGES, fail_fast=True
+    )
     prompt: OnePrompt | None = None
 
     @model_validator(mode="after")

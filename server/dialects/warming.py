@@ -1,9 +1,62 @@
 """`POST /v1/cache/warm`: compute a prompt before a client sends it."""
 
+from typing import ClassVar, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from engine.values.request import Request
 from server.dialects.endpoint import GENERATION_ERRORS, Endpoints
-from server.errors import ApiError
-from server.generation.warming import Warmed, WarmRequest, warm, warm_request
+from server.dialects.openai_chat import ChatMessage, ConversationFields
+from server.errors import ApiError, invalid_field
+from server.generation.conversation import MAX_MESSAGES
+from server.generation.requests import ServedModel
+from server.generation.warming import Warmed, WarmPrompt, warm, warm_request
+from server.json_model import NULL, any_of
+from server.record import RequestRecord
 from server.service import Context
+
+
+class WarmRequest(ConversationFields):
+    """The beginning of chats, or of text completions."""
+
+    EXAMPLE: ClassVar = {"messages": [{"role": "system", "content": "You are a careful reviewer."}]}
+
+    model_config = any_of(
+        {
+            "properties": {"messages": {"type": "array", "minItems": 1}, "prompt": NULL},
+            "required": ["messages"],
+        },
+        {"properties": {"messages": NULL, "prompt": {"type": "string"}}, "required": ["prompt"]},
+    )
+
+    messages: list[ChatMessage] = Field(
+        default_factory=list, max_length=MAX_MESSAGES, fail_fast=True
+    )
+    prompt: str | None = Field(None, min_length=1, description="Of text completions.")
+    pin: bool = Field(
+        False, description="Keep it from eviction until the cache is cleared: for admins."
+    )
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if bool(self.messages) == (self.prompt is not None):
+            raise PydanticCustomError("prompt", "give either messages or prompt")
+        return self
+
+    def value(self) -> WarmPrompt:
+        """The prompt that is computed."""
+        beginning = self.conversation if self.prompt is None else self.prompt
+        return WarmPrompt(beginning, self.cache_salt, self.pin)
+
+
+def read_warm_prompt(text: str) -> WarmPrompt:
+    """A prompt of a file, as the JSON of a WarmRequest. Raises ApiError (400)."""
+    try:
+        return WarmRequest.model_validate_json(text).value()
+    except ValidationError as error:
+        raise invalid_field(error) from None
+
 
 router = Endpoints()
 
@@ -21,6 +74,10 @@ async def warm_cache(context: Context) -> Warmed:
             message = "pin: this needs an admin's API key."
             raise ApiError(403, message, param="pin", code="admin_key_needed")
 
-    async with context.prepared(WarmRequest, warm_request, check) as (model, request):
+    async with context.prepared(WarmRequest, _request, check) as (model, request):
         with service.tracker.answering(record, [request]) as tracked:
             return await warm(request, model, tracked.note)
+
+
+def _request(body: WarmRequest, model: ServedModel, record: RequestRecord) -> Request:
+    return warm_request(body.value(), model, record)

@@ -24,7 +24,6 @@ from server.errors import UNSUPPORTED, InvalidField
 from server.generation.conversation import Chat, Conversation, digest_of
 from server.generation.markers import CallMarker, marker_of
 from server.generation.request_fields import Structure, of_schema
-from server.generation.tools import chosen_names, must_call
 from server.parsing.answer import ReasoningFormat, ToolFormat
 from server.parsing.lark import CallSyntax, Function, NotASchema, calls_grammar, names_only
 from server.parsing.parameters import check_work
@@ -195,7 +194,7 @@ class ConstraintWriter:
     def constraint(self, chat: Chat, functions: Sequence[Function]) -> Constraint | None:
         """Raises ApiError (400) for a tool that cannot be held to its schema, but must be."""
         tools = self._tools if functions else None
-        if tools is not None and must_call(chat.conversation.tool_choice):
+        if tools is not None and chat.conversation.tool_choice.must_call:
             begin = self._encoded(tools.syntax.opens + tools.syntax.begin)
             grammar = self._calls(tools, functions, many=chat.parallel_calls)
             if grammar.too_long:
@@ -410,7 +409,7 @@ class AnswerPlanner:
         """
         if not functions:
             return self._format_without_calls
-        if chat.structure is None or must_call(chat.conversation.tool_choice):
+        if chat.structure is None or chat.conversation.tool_choice.must_call:
             return self._format
         assert self.tools is not None
         return replace(self._format, tools=replace(self.tools, leading=()))
@@ -443,17 +442,16 @@ def _prefill(conversation: Conversation) -> str:
     """The beginning of the answer that the client has written; "" where it has written none."""
     if not conversation.continue_final_message:
         return ""
-    return "\n".join(part.text for part in conversation.messages[-1].content or ())
+    return conversation.messages[-1].text
 
 
 def _functions(conversation: Conversation) -> list[Function]:
     """The functions that may be called."""
     choice = conversation.tool_choice
-    if choice == "none" or not conversation.tools:
+    if choice.mode == "none":
         return []
-    names = chosen_names(choice)
     return [
-        Function(function.name, function.parameters or {}, function.strict)
-        for function in (tool.function for tool in conversation.tools)
-        if names is None or function.name in names
+        Function(tool.name, tool.parameters, tool.strict)
+        for tool in conversation.tools
+        if choice.names is None or tool.name in choice.names
     ]

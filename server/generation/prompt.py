@@ -3,9 +3,8 @@
 All of it is called in worker threads."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from engine.api import PromptTooLong
 from engine.values.model import ModelCard, Replay, Tokenizer
@@ -23,21 +22,15 @@ from server.generation.template import (
     fold_text_into_reasoning,
     has_thought_preamble,
     in_place,
-    reasoning_of,
     roles_of,
     template_messages,
-    text_of,
 )
-from server.generation.tools import CustomToolCall, FunctionToolCall
 from server.parsing.answer import ToolFormat
 from server.parsing.formats.json_calls import GENERIC
 
 NO_EFFORT = "none"
 KNOWN_EFFORTS = {"xhigh": "high", "max": "high"}
 """Efforts that templates do not know, as the highest that they do."""
-
-ChatMessage = dict[str, Any]
-"""The fields of a Message, which a Conversation validates."""
 
 
 def template_arguments(body: Conversation) -> dict[str, Any]:
@@ -69,71 +62,32 @@ def found_replays(
     """
     found, before = {}, iter(conversations)
     for index, message in enumerate(messages):
-        calls = message.calls
-        if not calls:
+        if not message.calls:
             continue
         conversation = next(before)
-        if not replays.knows(cache_salt, conversation, [call.id for call in calls]):
+        if not replays.knows(cache_salt, conversation, [call.id for call in message.calls]):
             continue  # before the arguments are parsed
-        replay = replays.find(cache_salt, _turn(message, calls, conversation))
+        replay = replays.find(cache_salt, _turn(message, conversation))
         if replay is not None:
             found[index] = replay
     return found
 
 
-def _turn(
-    message: Message, calls: Sequence[FunctionToolCall | CustomToolCall], conversation: bytes
-) -> AssistantTurn:
+def _turn(message: Message, conversation: bytes) -> AssistantTurn:
     return AssistantTurn(
-        [Call(call.id, call.function.name, as_object(call.function.arguments)) for call in calls],
-        text_of(message),
-        reasoning_of(message),
+        [Call(call.id, call.name, as_object(call.arguments)) for call in message.calls],
+        message.text,
+        message.reasoning,
         conversation,
     )
 
 
-def _declared(body: Conversation) -> list[dict[str, Any]]:
+def _declared(body: Conversation) -> list[Mapping[str, Any]]:
     """The tools in the prompt: with a named choice all, so that the prompt is the same from turn to
     turn; with `none` none."""
-    if body.tool_choice == "none":
+    if body.tool_choice.mode == "none":
         return []
-    return [tool.for_template() for tool in body.tools]
-
-
-@dataclass(slots=True)
-class Turn:
-    """Consecutive parts of one role, assembled from a dialect's own parts."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[ChatMessage] = field(default_factory=list)
-    answered_call: str | None = None  # the id of the call whose result it is
-
-    def add(self, other: "Turn") -> None:
-        self.texts += other.texts
-        self.thoughts += other.thoughts
-        self.calls += other.calls
-
-    def add_call(self, id: str, name: str, arguments: str) -> None:
-        """The arguments are JSON."""
-        function = {"name": name, "arguments": arguments}
-        self.calls.append({"id": id, "type": "function", "function": function})
-
-    def message(self) -> ChatMessage:
-        """The turn as one message. An assistant's texts are concatenated, others joined by line
-        breaks.
-        """
-        message: ChatMessage = {"role": self.role}
-        if self.texts or self.role != "assistant":
-            message["content"] = ("" if self.role == "assistant" else "\n").join(self.texts)
-        if self.thoughts:
-            message["reasoning_content"] = "".join(self.thoughts)
-        if self.calls:
-            message["tool_calls"] = self.calls
-        if self.answered_call is not None:
-            message["tool_call_id"] = self.answered_call
-        return message
+    return [tool.declared for tool in body.tools]
 
 
 class PromptEncoder:

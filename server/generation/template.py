@@ -2,19 +2,16 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 from engine.values.model import Tokenizer
-from server.generation.conversation import Message, TextPart
+from server.generation.conversation import Message, Part, texts
 from server.generation.generic_tools import SystemRole
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The names that templates use: most the first, gpt-oss's the last."""
-
-ROLES = {"developer": "system", "function": "tool"}
-"""The names of these roles in templates."""
 
 WriteArguments = Callable[[str], object]
 """Makes a call's arguments, given as JSON text, into the template's value."""
@@ -42,7 +39,7 @@ def template_messages(
     rendered = []
     for message in messages:
         for call in message.calls:
-            names[call.id] = call.function.name
+            names[call.id] = call.name
         rendered.append(_template_message(message, names, arguments))
     return rendered
 
@@ -59,82 +56,61 @@ def in_place(messages: Sequence[Message], roles: "Roles") -> Sequence[Message]:
         joined.add(("system", "system"))
     if roles.behind_results == "tool":
         joined |= {("tool", "user"), ("tool", "reminder")}
-    placed: list[Message] = []
+    placed: list[tuple[Message, list[Part]]] = []
     has_begun = False
     last = ""
     for message in messages:
-        said, kind = message, ROLES.get(message.role, message.role)
+        said, kind = message, str(message.role)
         has_begun = has_begun or kind != "system"
         if kind == "system" and has_begun and roles.late_system == "user":
             said, kind = _reminder(message), "reminder"
         if (last, kind) in joined:
-            parts = [*(placed[-1].content or ()), *(said.content or ())]
-            placed[-1] = placed[-1].model_copy(update={"content": parts})
+            placed[-1][1].extend(said.parts)
             last = last if last == "tool" else kind
         else:
-            placed.append(said)
+            placed.append((said, [*said.parts]))
             last = kind
-    return placed
+    return [replace(message, parts=tuple(parts)) for message, parts in placed]
 
 
 def _reminder(message: Message) -> Message:
-    text = f"<system-reminder>\n{text_of(message)}\n</system-reminder>"
-    part = TextPart(type="text", text=text)
-    return message.model_copy(update={"role": "user", "content": [part]})
+    reminder = f"<system-reminder>\n{message.text}\n</system-reminder>"
+    return replace(message, role="user", parts=texts(reminder))
 
 
 def has_thought_preamble(message: Message) -> bool:
     """Whether it has reasoning, then text, then a call."""
-    return bool(message.calls and reasoning_of(message) and text_of(message))
+    return bool(message.calls and message.reasoning and message.text)
 
 
 def fold_text_into_reasoning(message: Message) -> Message:
     """The message with its text as part of the reasoning, for templates that render one of them."""
     if not has_thought_preamble(message):
         return message
-    thought = f"{reasoning_of(message)}\n\n{text_of(message)}"
-    return message.model_copy(update={"content": None, "reasoning_content": thought})
-
-
-def reasoning_of(message: Message) -> str | None:
-    return message.reasoning_content or message.reasoning
-
-
-def text_of(message: Message) -> str:
-    return "\n".join(part.text for part in message.content or ())
+    return replace(message, parts=(), reasoning=f"{message.reasoning}\n\n{message.text}")
 
 
 def _template_message(
     message: Message, names: Mapping[str, str], arguments: WriteArguments
 ) -> Mapping[str, object]:
-    """One string of content, and a role that templates know.
-
-    A template that does not know `developer` would render a role that its model never saw; one that
-    does treats `system` alike.
-    """
-    fields: dict[str, object] = {
-        "role": ROLES.get(message.role, message.role),
-        "content": text_of(message),
-    }
+    """One string of content, and the fields that templates know."""
+    fields: dict[str, object] = {"role": message.role, "content": message.text}
     name = message.name or names.get(message.answered_call or "")
     if name:
         fields["name"] = name
-    if calls := message.calls:
+    if message.calls:
         fields["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": arguments(call.function.arguments),
-                },
+                "function": {"name": call.name, "arguments": arguments(call.arguments)},
             }
-            for call in calls
+            for call in message.calls
         ]
     if message.answered_call is not None:
         fields["tool_call_id"] = message.answered_call
-    if reasoning := reasoning_of(message):
-        fields |= dict.fromkeys(REASONING_FIELDS, reasoning)
+    if message.reasoning:
+        fields |= dict.fromkeys(REASONING_FIELDS, message.reasoning)
     return fields
 
 

@@ -4,23 +4,21 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Self
 from uuid import uuid4
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel
 
 from engine.api import EngineError, EngineStopped
 from engine.values.model import Task
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request
 from engine.values.tokens import pack
-from server.errors import SERVER, ApiError, invalid_field, refused_field
-from server.generation.conversation import MAX_MESSAGES, Conversation, Message
+from server.errors import SERVER, ApiError, refused_field
+from server.generation.conversation import Conversation, Message, texts
 from server.generation.prompt import check_prompt
 from server.generation.requests import ServedModel, check_task
-from server.json_model import NULL, any_of
 from server.record import Principal, RequestRecord
 from server.workers import Workers
 
@@ -35,30 +33,19 @@ continuation.
 log = logging.getLogger("rootstock")
 
 
-class WarmRequest(Conversation):
-    """The beginning of chats, or of text completions."""
+@dataclass(frozen=True, slots=True)
+class WarmPrompt:
+    """The beginning of chats, or of text completions, which is computed. `pin` keeps it from
+    eviction until the cache is cleared.
+    """
 
-    EXAMPLE: ClassVar = {"messages": [{"role": "system", "content": "You are a careful reviewer."}]}
+    beginning: Conversation | str
+    cache_salt: str = ""
+    pin: bool = False
 
-    model_config = any_of(
-        {
-            "properties": {"messages": {"type": "array", "minItems": 1}, "prompt": NULL},
-            "required": ["messages"],
-        },
-        {"properties": {"messages": NULL, "prompt": {"type": "string"}}, "required": ["prompt"]},
-    )
 
-    messages: list[Message] = Field(default_factory=list, max_length=MAX_MESSAGES, fail_fast=True)
-    prompt: str | None = Field(None, min_length=1, description="Of text completions.")
-    pin: bool = Field(
-        False, description="Keep it from eviction until the cache is cleared: for admins."
-    )
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        if bool(self.messages) == (self.prompt is not None):
-            raise PydanticCustomError("prompt", "give either messages or prompt")
-        return self
+ReadPrompt = Callable[[str], WarmPrompt]
+"""Reads the JSON of a prompt, as a file has it. Raises ApiError (400)."""
 
 
 class Warmed(BaseModel):
@@ -70,14 +57,14 @@ class Warmed(BaseModel):
     pinned: bool
 
 
-def warm_request(body: WarmRequest, model: ServedModel, record: RequestRecord) -> Request:
+def warm_request(warmed: WarmPrompt, model: ServedModel, record: RequestRecord) -> Request:
     """The engine's request. Raises ApiError (400) for a prompt that the model cannot take."""
     check_task(model, Task.GENERATE)
-    param = "messages" if body.prompt is None else "prompt"
-    if body.prompt is None:
-        prompt = _shared_tokens(body, model, record)
+    beginning = warmed.beginning
+    if isinstance(beginning, str):
+        param, prompt = "prompt", model.prompts.text(beginning)
     else:
-        prompt = model.prompts.text(body.prompt)
+        param, prompt = "messages", _shared_tokens(beginning, model, record)
     check_prompt(prompt, model.engine.card, param)
     return Request(
         id=record.id,
@@ -85,10 +72,10 @@ def warm_request(body: WarmRequest, model: ServedModel, record: RequestRecord) -
         max_tokens=0,
         speculate=False,
         client=record.client,
-        cache_salt=record.cache_salt(body.cache_salt),
+        cache_salt=record.cache_salt(warmed.cache_salt),
         adapter=model.adapter,
         is_background=True,
-        pin=body.pin,
+        pin=warmed.pin,
     )
 
 
@@ -99,7 +86,7 @@ def _shared_tokens(
     Where the last message waits for an answer, they are the whole prompt of that.
     """
     messages, salt = conversation.messages, record.cache_salt(conversation.cache_salt)
-    if messages[-1].role in {"user", "tool", "function"} or conversation.continue_final_message:
+    if messages[-1].role in {"user", "tool"} or conversation.continue_final_message:
         return model.prompts.chat(conversation, model.replays, salt)
     first, second = [
         model.prompts.chat(_continued(conversation, text), model.replays, salt)
@@ -112,8 +99,8 @@ def _shared_tokens(
 
 def _continued(conversation: Conversation, text: str) -> Conversation:
     """The conversation with one more message of the user's."""
-    message = Message.model_validate({"role": "user", "content": text})
-    return conversation.model_copy(update={"messages": [*conversation.messages, message]})
+    message = Message(role="user", parts=texts(text))
+    return replace(conversation, messages=[*conversation.messages, message])
 
 
 class _LastEvent:
@@ -164,12 +151,17 @@ async def warm(
     )
 
 
-def _of_file(text: str, model: ServedModel, record: RequestRecord) -> Request:
-    return warm_request(WarmRequest.model_validate_json(text), model, record)
+def _file_request(
+    text: str, model: ServedModel, record: RequestRecord, read: ReadPrompt
+) -> Request:
+    return warm_request(read(text), model, record)
 
 
 async def warm_file(
-    prompts: Sequence[Mapping[str, object]], model: ServedModel, workers: Workers
+    prompts: Sequence[Mapping[str, object]],
+    model: ServedModel,
+    workers: Workers,
+    read: ReadPrompt,
 ) -> None:
     """Warm the prompts of a file one after the other. A prompt that cannot be warmed is logged with
     its number and the invalid field; the others continue.
@@ -179,13 +171,12 @@ async def warm_file(
         record = RequestRecord(uuid4().hex, Principal(FILE_CLIENT))
         try:
             text = json.dumps(prompt)
-            prepare = partial(_of_file, text, model, record)
+            prepare = partial(_file_request, text, model, record, read)
             warmed = await warm(await workers.run(FILE_CLIENT, len(text), prepare), model)
         except EngineStopped:
             return
-        except (ApiError, EngineError, ValidationError) as error:
-            reason = invalid_field(error) if isinstance(error, ValidationError) else error
-            log.error("%s: warm_prompts, prompt %d: %s", model.name, number, reason)
+        except (ApiError, EngineError) as error:
+            log.error("%s: warm_prompts, prompt %d: %s", model.name, number, error)
         else:
             n_computed += warmed.computed_tokens
             n_cached += warmed.cached_tokens

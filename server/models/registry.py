@@ -17,7 +17,7 @@ from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats, ModelMemory, RequestInfo
 from server.errors import ApiError, ModelNotFound, busy, not_loaded
 from server.generation.requests import ServedModel, served_models
-from server.generation.warming import warm_file
+from server.generation.warming import ReadPrompt, warm_file
 from server.models.hub import CachedNames, Downloads, FetchRepository
 from server.models.model import LoadedModel, Model
 from server.models.pool import LoadFailed, ModelPool, NeverFits, PoolError, WaitedTooLong
@@ -65,16 +65,20 @@ class ModelRegistry:
         )
         for model in settings.each_model():
             self._add(model)
-        self._tasks: TaskGroup
-        self.downloads: Downloads  # since `run`
+        self._tasks: TaskGroup  # this and the next two: since `run`
+        self._read_prompt: ReadPrompt
+        self.downloads: Downloads
 
     @property
     def known(self) -> Mapping[str, Model]:
         """All models by their own names, in memory or not. The first one is the default."""
         return self.pool.models
 
-    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
-        """Serve the models until cancelled."""
+    async def run(
+        self, read_prompt: ReadPrompt, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve the models until cancelled. `read_prompt` reads the prompts of `warm_prompts`."""
+        self._read_prompt = read_prompt
         async with create_task_group() as self._tasks:
             self.downloads = Downloads(self._fetch, self._tasks)
             await self._tasks.start(self.pool.run)
@@ -255,7 +259,8 @@ class ModelRegistry:
             except PromptFileError as error:  # it has changed since the start
                 log.error("%s: warm_prompts: %s", loaded.model.name, error)
             else:
-                await warm_file(prompts, loaded.served[loaded.model.name], self.workers)
+                served = loaded.served[loaded.model.name]
+                await warm_file(prompts, served, self.workers, self._read_prompt)
 
     async def _correct(self, loaded: LoadedModel) -> None:
         """A model needs what was planned, or what its process takes if that is more."""

@@ -22,6 +22,7 @@ from engine.launch import check_directory, fetch_repository, launch, local_check
 from engine.values.settings import DEMO_NAME, SMOLLM2_NAME
 from server.admin.pages import Launch, LaunchableAgent
 from server.app import create_app
+from server.dialects.warming import read_warm_prompt
 from server.http.listening import base_url, listening
 from server.models.hub import FetchRepository
 from server.models.model import aliases_of
@@ -218,7 +219,7 @@ async def serve_models(
         try:
             async with answering_not_ready(sockets, tasks):
                 models = ModelRegistry(settings, start)
-                await tasks.start(models.run)
+                await tasks.start(models.run, read_warm_prompt)
                 await models.preload()
         except (ModelError, PoolError) as error:
             if not isinstance(error, LoadFailed):  # which the pool has logged

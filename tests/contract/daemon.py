@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from engine.api import Engine, ModelError
 from engine.values.settings import EngineConfig
 from server.app import create_app
+from server.dialects.warming import read_warm_prompt
 from server.http.listening import listening, url
 from server.models.model import public_name
 from server.models.registry import ModelRegistry
@@ -58,7 +59,7 @@ async def serve(
 ) -> None:
     """Until it is told to exit."""
     async with create_task_group() as tasks:
-        await tasks.start(models.run)
+        await tasks.start(models.run, read_warm_prompt)
         await models.preload()
         await server.serve(sockets=sockets)
         tasks.cancel_scope.cancel()

@@ -19,7 +19,6 @@ from server.dialects.responses.store import StoredConversation
 from server.dialects.responses.tools import RequestTools
 from server.dialects.responses.write import ResponseForm
 from server.generation.choice import AnswerUsage
-from server.generation.conversation import Message
 from server.generation.template import Roles, in_place, template_messages
 from server.parsing.reader import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.record import Principal, RequestRecord
@@ -95,10 +94,8 @@ def test_an_answer_comes_back_as_it_was(
         assert not messages, "reasoning alone is nothing that was said"
         return
     (message,) = messages
-    assert message.get("content", "") == content
-    assert message.get("reasoning_content", "") == reasoning
-    made = [call["function"] for call in message.get("tool_calls", [])]
-    assert [(call["name"], json.loads(call["arguments"])) for call in made] == calls
+    assert (message.text, message.reasoning) == (content, reasoning)
+    assert [(call.name, json.loads(call.arguments)) for call in message.calls] == calls
     ids = [item["id"] for item in response["output"]]
     assert len(set(ids)) == len(ids)
 
@@ -130,17 +127,17 @@ def test_nothing_is_lost_and_everybody_speaks_where_the_template_has_a_place(
     instructions: str | None, items: list[dict[str, object]], roles_there: Roles
 ) -> None:
     said = chat_messages(instructions, ITEMS.validate_python(items))
-    messages = template_messages(in_place([Message(**one) for one in said], roles_there))
+    messages = template_messages(in_place(said, roles_there))
     roles = [message["role"] for message in messages]
     assert "developer" not in roles
     assert "system" not in roles[1:]
     if roles_there is TOOLS:
         assert ("tool", "user") not in pairwise(roles)
-    assert ("system" in roles) == (bool(said) and said[0]["role"] == "system")
+    assert ("system" in roles) == (bool(said) and said[0].role == "system")
     if items and items[0]["type"] != "reasoning":
         is_told_first = items[0].get("role") in {"system", "developer"}
         assert ("system" in roles) == (instructions is not None or is_told_first)
-    calls = [call["id"] for message in said for call in message.get("tool_calls", [])]
+    calls = [call.id for message in said for call in message.calls]
     assert calls == [item["call_id"] for item in items if item["type"] == "function_call"]
     results = [message["tool_call_id"] for message in messages if message["role"] == "tool"]
     assert results == [item["call_id"] for item in items if item["type"] == "function_call_output"]

@@ -270,7 +270,7 @@ def test_a_response(play: Play, include: set[str], reasoning: dict[str, str]) ->
     tools = [{"type": "function", "name": "look"}, {"type": "custom", "name": "patch"}]
     fields = {"input": "Hi", "tools": tools, "include": list(include), "reasoning": reasoning}
     body = ResponsesRequest.model_validate(fields)
-    prompt, request = Conversation.model_validate({"messages": USER}), Request("r", pack((1, 2)), 9)
+    prompt, request = Conversation(messages=[]), Request("r", pack((1, 2)), 9)
 
     def job(record: RequestRecord, store: ResponseStore) -> Job:
         given = ReadInput(prompt, RequestTools(body.tools), (), None)

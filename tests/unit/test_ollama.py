@@ -58,11 +58,11 @@ def test_results_find_their_calls() -> None:
             message("tool", tool_name="nobody"),
         ]
     )
-    ids = [call["id"] for call in messages[0]["tool_calls"]]
+    ids = [call.id for call in messages[0].calls]
     assert len(set(ids)) == 4
     first, second, third, mine = ids
     assert mine == "mine"
-    assert [answer.get("tool_call_id") for answer in messages[1:]] == [
+    assert [answer.answered_call for answer in messages[1:]] == [
         mine,
         first,
         third,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from mlx_lm.utils import load_tokenizer
 
+from server.dialects.chat.schema import ChatRequest
 from server.errors import ApiError
 from server.generation.conversation import Conversation
 from server.generation.history import Replays
@@ -49,7 +50,7 @@ def history(**said: str) -> Conversation:
         {"role": "assistant", "tool_calls": [call], **said},
         {"role": "tool", "tool_call_id": "a", "content": "There."},
     ]
-    return Conversation.model_validate({"messages": messages})
+    return ChatRequest.model_validate({"messages": messages}).conversation
 
 
 def rendered(prompts: PromptEncoder, chat: Conversation) -> str:

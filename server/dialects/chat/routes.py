@@ -23,7 +23,7 @@ from server.dialects.openai import (
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
 from server.generation.conversation import Chat
 from server.generation.requests import ServedModel, prepare_chat
-from server.generation.tools import ChatCustomTool, ChatFunctionTool, custom_input
+from server.generation.tools import Tool, custom_input
 from server.record import RequestRecord
 from server.service import Context
 
@@ -115,8 +115,8 @@ class ToolCallsForm:
 
     finish_reason = "tool_calls"
 
-    def __init__(self, tools: Sequence[ChatFunctionTool | ChatCustomTool]) -> None:
-        self._custom = {tool.custom.name for tool in tools if isinstance(tool, ChatCustomTool)}
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._custom = {tool.name for tool in tools if tool.is_custom}
 
     def fields(self, calls: Sequence[Block]) -> dict[str, Any]:
         """The fields of a message with these calls."""

@@ -6,8 +6,8 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from server.dialects.openai import ChatConversation, ChoiceLogprobs, UsageBody
+from server.dialects.openai_chat import Content
 from server.errors import UNSUPPORTED
-from server.generation.conversation import Content
 from server.generation.request_fields import GenerationRequest, TokenLimit
 from server.json_model import RequestModel, SparseModel
 

@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from pydantic import BaseModel
@@ -23,11 +24,26 @@ from server.dialects.messages.schema import (
     ToolUseBlockParam,
 )
 from server.errors import InvalidField
-from server.generation.conversation import Chat, Conversation
-from server.generation.prompt import ChatMessage, Turn
+from server.generation.conversation import (
+    Chat,
+    Conversation,
+    Message,
+    PlainValue,
+    Role,
+    check_continued,
+    check_messages,
+    check_tools,
+    texts,
+)
 from server.generation.request_fields import SampledRequest, Structure, of_schema
 from server.generation.requests import ServedModel
-from server.generation.tools import MAX_TOOLS
+from server.generation.tools import (
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolMode,
+    function_tool,
+)
 from server.record import RequestRecord
 
 SPOKEN = (TextBlockParam, DocumentBlockParam, SearchResultBlockParam)
@@ -44,26 +60,32 @@ BLOCKS_OF: dict[str, tuple[type[BaseModel], ...]] = {
 }
 
 
-def chat_messages(system: Iterable[str], messages: Sequence[MessageParam]) -> list[ChatMessage]:
+def chat_messages(system: Iterable[str], messages: Sequence[MessageParam]) -> list[Message]:
     """The conversation, each turn one message and each tool's result one of its own.
 
     Raises ApiError (400) for blocks that are not of their role.
     """
-    turns: list[Turn] = []
-    for turn in _turns(system, messages):
-        if turns and turns[-1].role == turn.role != "tool":
-            turns[-1].add(turn)
-        else:
-            turns.append(turn)
-    for turn in turns:
-        if len(turn.calls) > MAX_TOOLS:
-            raise InvalidField("messages", f"at most {MAX_TOOLS} tool_use blocks in one turn")
-    return [turn.message() for turn in turns]
+    grouped = groupby(_turns(system, messages), lambda message: message.role)
+    return [message for role, turns in grouped for message in _merged(role, [*turns])]
 
 
-def _turns(system: Iterable[str], messages: Sequence[MessageParam]) -> Iterator[Turn]:
-    if texts := list(system):
-        yield Turn("system", texts)
+def _merged(role: Role, messages: Sequence[Message]) -> Sequence[Message]:
+    """Consecutive messages of one role as one, but for results. An assistant's texts are
+    concatenated.
+    """
+    if role == "tool":
+        return messages
+    parts = [part for message in messages for part in message.parts]
+    if role == "assistant" and parts:
+        parts = [*texts("".join(part.text for part in parts))]
+    reasoning = "".join(message.reasoning for message in messages)
+    calls = [call for message in messages for call in message.calls]
+    return [Message(role=role, parts=parts, reasoning=reasoning, calls=calls)]
+
+
+def _turns(system: Iterable[str], messages: Sequence[MessageParam]) -> Iterator[Message]:
+    if first := texts(*system):
+        yield Message(role="system", parts=first)
     for index, message in enumerate(messages):
         _check_blocks(message, f"messages[{index}].content")
         match message.role:
@@ -72,34 +94,35 @@ def _turns(system: Iterable[str], messages: Sequence[MessageParam]) -> Iterator[
             case "assistant":
                 yield _assistants(message)
             case "system":
-                yield Turn("system", block_texts(message.content))
+                yield Message(role="system", parts=texts(*block_texts(message.content)))
 
 
-def _users(message: MessageParam) -> Iterator[Turn]:
+def _users(message: MessageParam) -> Iterator[Message]:
     """The tool results of a user message, and its texts between and after them."""
     if not message.content:
-        yield Turn("user")
+        yield Message(role="user")
     for block in message.content:
         match block:
             case TextBlockParam() | DocumentBlockParam() | SearchResultBlockParam():
-                yield Turn("user", [block.text])
+                yield Message(role="user", parts=texts(block.text))
             case ToolResultBlockParam():
                 text = "\n".join(block_texts(block.content))
-                result = f"Error: {text}" if block.is_error else text
-                yield Turn("tool", [result], answered_call=block.tool_use_id)
+                result = texts(f"Error: {text}" if block.is_error else text)
+                yield Message(role="tool", parts=result, answered_call=block.tool_use_id)
 
 
-def _assistants(message: MessageParam) -> Turn:
-    turn = Turn("assistant")
+def _assistants(message: MessageParam) -> Message:
+    said, thoughts, calls = list[str](), list[str](), list[ToolCall]()
     for block in message.content:
         match block:
             case TextBlockParam():
-                turn.texts.append(block.text)
+                said.append(block.text)
             case ThinkingBlockParam():
-                turn.thoughts.append(block.thinking)
+                thoughts.append(block.thinking)
             case ToolUseBlockParam():
-                turn.add_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
-    return turn
+                arguments = json.dumps(block.input, ensure_ascii=False)
+                calls.append(ToolCall(block.id, block.name, arguments))
+    return Message(role="assistant", parts=texts(*said), reasoning="".join(thoughts), calls=calls)
 
 
 def block_texts(blocks: Iterable[BaseModel]) -> list[str]:
@@ -116,7 +139,7 @@ def _check_blocks(message: MessageParam, place: str) -> None:
 
 
 BILLING_LINE = "x-anthropic-billing-header:"
-TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+MODES: Mapping[str, ToolMode] = {"auto": "auto", "any": "required", "none": "none"}
 
 SAME = {
     *("model", "stream", "temperature", "top_p", "top_k"),
@@ -151,13 +174,20 @@ def conversation(body: CountTokensRequest, model: ServedModel) -> Conversation:
     if model.settings.strip_billing_header:
         system = [_without_billing_line(text) for text in system]
     messages = chat_messages(filter(None, system), body.messages)
-    return Conversation.read(
-        cache_salt=body.cache_salt,
+    check_messages(messages, "messages")
+    is_continued = messages[-1].role == "assistant"
+    if is_continued:
+        check_continued(messages, "messages")
+    tools = _tools(body.tools)
+    check_tools(tools, "tools")
+    return Conversation(
         messages=messages,
-        continue_final_message=messages[-1]["role"] == "assistant",
-        **_tools(body.tools),
-        **_choice(body.tool_choice),
-        **_reasoning(body, reasons=model.planner.reasons),
+        tools=tools,
+        tool_choice=_choice(body.tool_choice),
+        reasoning_effort=body.output_config.effort,
+        chat_template_kwargs=_reasoning(body, reasons=model.planner.reasons),
+        continue_final_message=is_continued,
+        cache_salt=body.cache_salt,
     )
 
 
@@ -167,38 +197,37 @@ def _without_billing_line(text: str) -> str:
     return rest if line.startswith(BILLING_LINE) else text
 
 
-def _tools(tools: Sequence[ToolParam]) -> Fields:
+def _tools(tools: Sequence[ToolParam]) -> list[Tool]:
     if kinds := sorted({tool.type for tool in tools if tool.is_hosted}):
         log.info("left out, as they run at Anthropic alone: tools of types %r", kinds[:MAX_LOGGED])
-    return {"tools": [_function(tool) for tool in tools if not tool.is_hosted]}
+    return [
+        function_tool(tool.name, tool.description, tool.input_schema, strict=tool.strict)
+        for tool in tools
+        if not tool.is_hosted
+    ]
 
 
-def _function(tool: ToolParam) -> Fields:
-    declared: Fields = {"name": tool.name, "description": tool.description}
-    declared |= {"parameters": tool.input_schema, "strict": tool.strict}
-    return {"type": "function", "function": declared}
+def _choice(choice: ToolChoiceParam | None) -> ToolChoice:
+    match choice:
+        case None:
+            return ToolChoice()
+        case ToolChoiceParam(type="tool", name=name):
+            return ToolChoice("required", frozenset({name}))
+        case _:
+            return ToolChoice(MODES[choice.type])
 
 
-def _choice(choice: ToolChoiceParam | None) -> Fields:
-    if choice is None:
-        return {}
-    named = {"type": "function", "function": {"name": choice.name}}
-    return {"tool_choice": TOOL_CHOICES.get(choice.type, named)}
-
-
-def _reasoning(body: CountTokensRequest, *, reasons: bool) -> Fields:
-    """The template's fields of reasoning. `thinking` is ignored for a model without reasoning:
-    clients send it to all models.
+def _reasoning(body: CountTokensRequest, *, reasons: bool) -> dict[str, PlainValue]:
+    """The template's arguments, those of reasoning among them. `thinking` is ignored for a model
+    without reasoning: clients send it to all models.
     """
-    effort = body.output_config.effort
-    fields: Fields = {"reasoning_effort": effort}
-    template: Fields = {}
+    template: dict[str, PlainValue] = {}
     match body.thinking:
         case ThinkingParam(type="enabled") if reasons:
             template["enable_thinking"] = True
         case ThinkingParam(type="disabled") if reasons:
             template["enable_thinking"] = False
-    return fields | {"chat_template_kwargs": template | body.chat_template_kwargs}
+    return template | body.chat_template_kwargs
 
 
 def _budget(thinking: ThinkingParam | None) -> int | None:

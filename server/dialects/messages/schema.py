@@ -13,8 +13,9 @@ from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from engine.values.model import Temperature, TopK, TopP
+from server.dialects.openai_chat import TemplateArguments, as_parts
 from server.errors import UNSUPPORTED
-from server.generation.conversation import MAX_MESSAGES, MAX_PARTS, TemplateArguments, as_parts
+from server.generation.conversation import MAX_MESSAGES, MAX_PARTS
 from server.generation.request_fields import MODELS_OWN, SPECULATE, PrioritizedRequest, StopTexts
 from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
 from server.json_model import (

@@ -14,9 +14,16 @@ from server.dialects.ollama.schema import (
     OllamaMessageParam,
 )
 from server.errors import UNSUPPORTED, invalid, refused_field
-from server.generation.conversation import Chat, Conversation
+from server.generation.conversation import (
+    ROLES,
+    Chat,
+    Conversation,
+    Message,
+    check_messages,
+    check_tools,
+    texts,
+)
 from server.generation.pooling import WHOLE_CONTEXT, EmbeddingRequest
-from server.generation.prompt import ChatMessage, Turn
 from server.generation.request_fields import (
     ANY_OBJECT,
     NO_LIMIT,
@@ -25,10 +32,10 @@ from server.generation.request_fields import (
     of_schema,
 )
 from server.generation.requests import ServedModel, TextCompletion
-from server.generation.tools import ChatFunctionTool
+from server.generation.tools import Tool, ToolCall
 
 
-def chat_messages(messages: Sequence[OllamaMessageParam]) -> list[ChatMessage]:
+def chat_messages(messages: Sequence[OllamaMessageParam]) -> list[Message]:
     """The conversation. Calls and results that have no ids get some: a result without one answers
     the first call of its `tool_name` that waits, or the first of all.
     """
@@ -41,19 +48,22 @@ class _Reader:
         self._ids = (f"call{number:05}" for number in count(1))  # nine characters, as Mistral's
         self._waiting = _UnansweredCalls()
 
-    def read(self, message: OllamaMessageParam) -> ChatMessage:
-        turn = Turn(message.role)
-        if message.content or message.role != "assistant":
-            turn.texts.append(message.content)
-        if message.thinking is not None:
-            turn.thoughts.append(message.thinking)
+    def read(self, message: OllamaMessageParam) -> Message:
+        calls = list[ToolCall]()
         for call in message.tool_calls:
             id, name = call.id or next(self._ids), call.function.name
             self._waiting.add(id, name)
-            turn.add_call(id, name, json.dumps(call.function.arguments, ensure_ascii=False))
-        if message.role == "tool":
-            turn.answered_call = self._waiting.answered(message)
-        return turn.message() | {"name": message.tool_name}
+            arguments = json.dumps(call.function.arguments, ensure_ascii=False)
+            calls.append(ToolCall(id, name, arguments))
+        has_content = message.content or message.role != "assistant"
+        return Message(
+            role=ROLES[message.role],
+            parts=texts(message.content) if has_content else (),
+            reasoning=message.thinking or "",
+            calls=calls,
+            answered_call=self._waiting.answered(message) if message.role == "tool" else None,
+            name=message.tool_name,
+        )
 
 
 class _UnansweredCalls:
@@ -105,10 +115,10 @@ def as_chat(body: OllamaChatRequest, model: ServedModel) -> Chat:
 
 def prompt_as_chat(body: OllamaGenerateRequest, model: ServedModel) -> Chat:
     """The system message, if there is one, and the prompt as the user's. Raises ApiError (400)."""
-    turns = [Turn("user", [body.prompt])]
+    messages = [Message(role="user", parts=texts(body.prompt))]
     if body.system:
-        turns.insert(0, Turn("system", [body.system]))
-    return _chat(body, [turn.message() for turn in turns], (), model)
+        messages.insert(0, Message(role="system", parts=texts(body.system)))
+    return _chat(body, messages, (), model)
 
 
 def raw_completion(body: OllamaGenerateRequest, model: ServedModel) -> TextCompletion:
@@ -124,18 +134,17 @@ def raw_completion(body: OllamaGenerateRequest, model: ServedModel) -> TextCompl
 
 def _chat(
     body: OllamaGenerationRequest,
-    messages: Sequence[ChatMessage],
-    tools: Sequence[ChatFunctionTool],
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
     model: ServedModel,
 ) -> Chat:
-    last = messages[-1]
-    conversation = Conversation.read(
+    check_messages(messages, "messages")
+    check_tools(tools, "tools")
+    conversation = Conversation(
         messages=messages,
-        tools=list(tools),
+        tools=tools,
         cache_salt=body.cache_salt,
-        continue_final_message=last["role"] == "assistant"
-        and "content" in last
-        and "tool_calls" not in last,
+        continue_final_message=messages[-1].is_prefill,
         **_reasoning(body, model),
     )
     return Chat(

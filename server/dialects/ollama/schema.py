@@ -19,10 +19,11 @@ from pydantic_core import PydanticCustomError
 
 from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from server.dialects.openai import TokenLogprobBody
+from server.dialects.openai_tools import FunctionTool
 from server.generation.conversation import MAX_MESSAGES
 from server.generation.pooling import MAX_INPUTS
 from server.generation.request_fields import MODELS_OWN, ModelsTemplate, NoSuffix, StopTexts
-from server.generation.tools import MAX_TOOLS, ChatFunctionTool
+from server.generation.tools import MAX_TOOLS
 from server.json_model import RequestModel, SparseModel, any_of, present, refused
 
 UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -175,7 +176,7 @@ class OllamaChatRequest(OllamaGenerationRequest):
         fail_fast=True,
         description="Without any the model is loaded, and nothing is answered.",
     )
-    tools: Annotated[list[ChatFunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
         default_factory=list
     )
 

@@ -29,20 +29,26 @@ from server.dialects.responses.schema import (
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
 from server.dialects.responses.tools import RequestTools, chat_choice, function_name, is_enforceable
 from server.errors import ApiError, InvalidField
-from server.generation.conversation import Chat, Conversation
-from server.generation.prompt import ChatMessage, Turn
+from server.generation.conversation import (
+    ROLES,
+    Chat,
+    Conversation,
+    Message,
+    check_choice,
+    check_messages,
+    texts,
+)
 from server.generation.request_fields import ANY_OBJECT, Structure, of_schema
 from server.generation.requests import ServedModel
-from server.generation.tools import custom_arguments
+from server.generation.tools import ToolCall, custom_arguments
 from server.json_size import check_json_size
 
 Part = TextContent | RefusalContent | MediaContent
 
-SYSTEM_ROLES = frozenset({"system", "developer"})
 MEDIA_NOTE = "(An image or a file stood here. This model reads text alone.)"
 
 
-def chat_messages(instructions: str | None, items: Sequence[ConversationItem]) -> list[ChatMessage]:
+def chat_messages(instructions: str | None, items: Sequence[ConversationItem]) -> list[Message]:
     """The conversation, with one system message at its head, if any.
 
     It has the instructions and the leading developer messages. Later developer messages stay where
@@ -55,7 +61,7 @@ def chat_messages(instructions: str | None, items: Sequence[ConversationItem]) -
         n_leading += 1
     messages = _Messages()
     if system:
-        messages.add_turn(Turn("system", ["\n\n".join(system)]))
+        messages.add_turn(Message(role="system", parts=texts("\n\n".join(system))))
     for item in items[n_leading:]:
         messages.add(item)
     return messages.complete()
@@ -69,50 +75,60 @@ class _Messages:
     """
 
     def __init__(self) -> None:
-        self._turns: list[Turn] = []
-        self._answer = Turn("assistant")
-        self._ends_with_message = False  # the answer
+        self._turns: list[Message] = []
+        self._begin_answer()
 
-    def complete(self) -> list[ChatMessage]:
+    def _begin_answer(self) -> None:
+        self._texts, self._thoughts = list[str](), list[str]()
+        self._calls = list[ToolCall]()
+        self._ends_with_message = False
+
+    def complete(self) -> list[Message]:
         self._end_answer()
-        return [turn.message() for turn in self._turns]
+        return self._turns
 
     def add(self, item: ConversationItem) -> None:
         match item:
             case MessageItem(role="assistant"):
                 if self._ends_with_message:
                     self._end_answer()
-                self._answer.texts += map(_text, item.content)
+                self._texts += map(_text, item.content)
             case MessageItem():
-                self.add_turn(
-                    Turn("system" if _is_system(item) else "user", [*map(_text, item.content)])
-                )
+                said = texts(*map(_text, item.content))
+                self.add_turn(Message(role=ROLES[item.role], parts=said))
             case ReasoningItem():
-                self._answer.thoughts.append(_reasoning(item))
+                self._thoughts.append(_reasoning(item))
             case FunctionCallItem(call_id=id):
                 name = function_name(item.name, item.namespace)
-                self._answer.add_call(id, name, item.arguments)
+                self._calls.append(ToolCall(id, name, item.arguments))
             case CustomToolCallItem(call_id=id):
                 name = function_name(item.name, item.namespace)
-                self._answer.add_call(id, name, custom_arguments(item.input))
+                self._calls.append(ToolCall(id, name, custom_arguments(item.input)))
             case ToolOutputItem(call_id=id):
-                self.add_turn(Turn("tool", [*map(_text, item.output)], answered_call=id))
+                output = texts(*map(_text, item.output))
+                self.add_turn(Message(role="tool", parts=output, answered_call=id))
         self._ends_with_message = isinstance(item, MessageItem)
 
-    def add_turn(self, turn: Turn) -> None:
+    def add_turn(self, turn: Message) -> None:
         """Add what another role says."""
         self._end_answer()
         self._turns.append(turn)
 
     def _end_answer(self) -> None:
         """Add the assistant message. One of reasoning alone, which was cut off, is left out."""
-        if self._answer.texts or self._answer.calls:
-            self._turns.append(self._answer)
-        self._answer, self._ends_with_message = Turn("assistant"), False
+        if self._texts or self._calls:
+            answer = Message(
+                role="assistant",
+                parts=texts("".join(self._texts)) if self._texts else (),
+                reasoning="".join(self._thoughts),
+                calls=self._calls,
+            )
+            self._turns.append(answer)
+        self._begin_answer()
 
 
 def _is_system(item: ConversationItem) -> TypeGuard[MessageItem]:
-    return isinstance(item, MessageItem) and item.role in SYSTEM_ROLES
+    return isinstance(item, MessageItem) and ROLES[item.role] == "system"
 
 
 def _text(part: Part) -> str:
@@ -206,13 +222,16 @@ def _conversation(
     items: Sequence[ConversationItem],
     tools: RequestTools,
 ) -> Conversation:
-    return Conversation.read(
-        cache_salt=body.cache_salt,
-        messages=chat_messages(body.instructions, items),
+    messages, choice = chat_messages(body.instructions, items), chat_choice(body.tool_choice)
+    check_messages(messages, "input")
+    check_choice(choice, tools.functions)
+    return Conversation(
+        messages=messages,
         tools=tools.functions,
-        tool_choice=chat_choice(body.tool_choice),
+        tool_choice=choice,
         reasoning_effort=body.reasoning.effort,
         chat_template_kwargs=body.chat_template_kwargs,
+        cache_salt=body.cache_salt,
     )
 
 

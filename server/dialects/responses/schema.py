@@ -13,15 +13,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from server.dialects.openai_chat import TemplateArguments, as_parts
+from server.dialects.openai_tools import CHOICE_KIND, TaggedMode
 from server.errors import UNSUPPORTED
-from server.generation.conversation import (
-    MAX_PARTS,
-    ReasoningEffort,
-    TemplateArguments,
-    as_parts,
-)
+from server.generation.conversation import MAX_PARTS, ReasoningEffort
 from server.generation.request_fields import PromptRequest, SampledRequest, Unsupported
-from server.generation.tools import CHOICE_KIND, FUNCTION_NAME, MAX_TOOLS, ToolMode
+from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
 from server.json_model import (
     OBJECT,
     ByType,
@@ -213,7 +210,7 @@ class ChosenTools(RequestModel):
 
 
 ResponseToolChoice = Annotated[
-    ToolMode | Annotated[ChosenTool, Tag("Named")] | Annotated[ChosenTools, Tag("Allowed")],
+    TaggedMode | Annotated[ChosenTool, Tag("Named")] | Annotated[ChosenTools, Tag("Allowed")],
     CHOICE_KIND,
 ]
 

@@ -1,6 +1,6 @@
 """The tools of a Responses request as functions of a chat request, and their calls back again."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,12 +16,20 @@ from server.dialects.responses.schema import (
     ResponseToolChoice,
 )
 from server.errors import InvalidField
-from server.generation.tools import custom_function
+from server.generation.conversation import check_tools
+from server.generation.tools import (
+    MAX_NAME_CHARACTERS,
+    MAX_TOOLS,
+    Tool,
+    ToolChoice,
+    custom_tool,
+    function_tool,
+)
 from server.parsing.schemas import is_enforced
 
 MAX_LOGGED = 8  # types of hosted tools
 
-Tool = TypeVar("Tool", bound=ResponseTool)
+ToolT = TypeVar("ToolT", bound=ResponseTool)
 
 
 def function_name(name: str, namespace: str | None) -> str:
@@ -62,8 +70,8 @@ class RequestTools:
         tools = [_with_strict(tool, is_strict) for tool in tools]
         self.declared = [_declared(tool) for tool in tools if not isinstance(tool, HostedTool)]
         """The tools as the client sent them, with `strict` as it is applied."""
-        self.functions: list[dict[str, Any]] = []
-        """The tools as a chat request declares them."""
+        self.functions: list[Tool] = []
+        """The functions that stand for the tools."""
         self.by_function: dict[str, ClientTool] = {}
         """The tools by the names of their functions."""
         hosted = set[str]()
@@ -75,12 +83,14 @@ class RequestTools:
             client_tool = ClientTool(tool.name, namespace, isinstance(tool, CustomTool))
             if self.by_function.setdefault(name, client_tool) != client_tool:
                 raise InvalidField("tools", f"two tools are called as '{name}'")
-            self.functions.append({"type": "function", "function": _function(name, tool)})
+            self.functions.append(_function(name, tool))
+        _check_lengths(self.functions)
+        check_tools(self.functions, "tools")
         self.hosted = sorted(hosted)[:MAX_LOGGED]
         """Some types of the hosted tools."""
 
 
-def _with_strict(tool: Tool, is_strict: Callable[[FunctionTool], bool]) -> Tool:
+def _with_strict(tool: ToolT, is_strict: Callable[[FunctionTool], bool]) -> ToolT:
     match tool:
         case FunctionTool(strict=None):
             return tool.model_copy(update={"strict": is_strict(tool)})
@@ -103,32 +113,37 @@ def _flat(
             yield tool, None
 
 
-def chat_choice(choice: ResponseToolChoice) -> object:
-    """A chat request's `tool_choice`."""
+def _check_lengths(functions: Sequence[Tool]) -> None:
+    """Raise ApiError (400) for more functions than a request may have, and for a name that is too
+    long with its namespace.
+    """
+    if len(functions) > MAX_TOOLS:
+        raise InvalidField("tools", f"at most {MAX_TOOLS} tools, those of namespaces among them")
+    if any(len(function.name) > MAX_NAME_CHARACTERS for function in functions):
+        problem = f"a name and its namespace have at most {MAX_NAME_CHARACTERS} characters"
+        raise InvalidField("tools", problem)
+
+
+def chat_choice(choice: ResponseToolChoice) -> ToolChoice:
+    """The choice in terms of the tools' functions."""
     match choice:
         case ChosenTool():
-            return _named(choice)
+            return ToolChoice("required", _names([choice]))
         case ChosenTools():
-            allowed = {"mode": choice.mode, "tools": [_named(tool) for tool in choice.tools]}
-            return {"type": "allowed_tools", "allowed_tools": allowed}
+            return ToolChoice(choice.mode, _names(choice.tools))
         case _:
-            return choice
+            return ToolChoice(choice)
 
 
-def _named(tool: ChosenTool) -> Mapping[str, object]:
-    return {"type": "function", "function": {"name": function_name(tool.name, tool.namespace)}}
+def _names(tools: Iterable[ChosenTool]) -> frozenset[str]:
+    return frozenset(function_name(tool.name, tool.namespace) for tool in tools)
 
 
-def _function(name: str, tool: FunctionTool | CustomTool) -> dict[str, Any]:
+def _function(name: str, tool: FunctionTool | CustomTool) -> Tool:
     if isinstance(tool, CustomTool):
         format = tool.format or InputFormat(type="text")
-        return custom_function(name, tool.description, format.syntax, format.definition)
-    return {
-        "name": name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
+        return custom_tool(name, tool.description, format.syntax, format.definition)
+    return function_tool(name, tool.description, tool.parameters, strict=bool(tool.strict))
 
 
 def _declared(tool: ResponseTool) -> dict[str, Any]:
