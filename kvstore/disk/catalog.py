@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import chain, count, islice
 from typing import NamedTuple
 
 from kvstore.disk.extent import ExtentHeader
@@ -234,17 +234,16 @@ class Catalog:
                 if not each.is_supplement:
                     below[each.header.root, each.header.parent].append(each)
             ready = [it for (root, parent), its in below.items() if root == parent for it in its]
-            loaded = set[str]()
             for each in ready:  # grows during the walk
                 if self._load(each):
-                    loaded.add(each.name)
                     for entry in each.header.entries:
                         ready += below.get((each.header.root, entry.block_hash), ())
-            loaded.update(each.name for each in supplements if self._load(each))
-            self._touched.update(self._by_name[name] for name in used_ns.keys() & loaded)
-            for extent in chain.from_iterable(self._by_root.values()):
-                self._use(self._above(extent), extent.used_ns + 1)
-            return [each.name for each in found if each.name not in loaded]
+            for each in supplements:
+                self._load(each)
+            self._touched.update(self._by_name[name] for name in used_ns.keys() & self._by_name)
+            for extent in reversed(self._by_name.values()):  # what is below before what is above
+                self._use(islice(self._above(extent), 1), extent.used_ns + 1)
+            return [each.name for each in found if each.name not in self._by_name]
 
     def reserve(self, root: Digest, parent: Digest, missing: EntryHead, now_ns: int) -> Reservation:
         """Add an entry, or parts that a known one lacks, in a pending extent. Its parent exists."""

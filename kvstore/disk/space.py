@@ -5,14 +5,14 @@ evicted.
 import heapq
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
-from kvstore.disk.extent import OsFiles
+from kvstore.disk.extent import FileUse, OsFiles
 from kvstore.disk.folder import EXTENTS, folders, is_open
 from kvstore.disk.types import MIB, Buffer, DiskLimits
 
@@ -93,7 +93,7 @@ class Space:
         self._measured: dict[Path, _FolderFiles] = {folder: self._own}
         self._by_use = list[ColdFile]()  # a heap; see `coldest_of_others`
         self._lost = list[str]()
-        self._found = list[str]()
+        self._found = list[FileUse]()
         self._free_bytes = 0  # beyond what is left to other programs; negative: they took of it
         self.used_bytes = 0  # of the folders of all models; any thread may read it
 
@@ -124,6 +124,13 @@ class Space:
                 self._drop(folder)
         self._look_at_disk()
 
+    def measure_own(self) -> Sequence[FileUse]:
+        """Measure this process's folder, before the first `refresh`. Returns what has the name of
+        an extent there.
+        """
+        self._measure(self._folder, self._own)
+        return self._found
+
     def look_again(self) -> None:
         """Look at LOOKED_AT files of each folder, which people may have changed in place."""
         for folder, measured in self._measured.items():
@@ -143,7 +150,7 @@ class Space:
     def take_found(self) -> list[str]:
         """The extents of this process's folder that it has not created, since the last call."""
         found, self._found = self._found, []
-        return found
+        return [use.name for use in found if use.name in self._own.sizes]
 
     def exceeds(self) -> bool:
         """Whether all models together take more than the limit."""
@@ -193,17 +200,18 @@ class Space:
         while self._by_use:
             cold = self._by_use[0]
             is_known = self._knows(cold.folder, cold.name)
-            changed_ns = self._look(cold.folder, cold.name) if is_known else None
-            if changed_ns is None:
+            use = self._look(cold.folder, cold.name) if is_known else None
+            if use is None:
                 heapq.heappop(self._by_use)
-            elif changed_ns != cold.changed_ns:
-                heapq.heapreplace(self._by_use, self._cold(changed_ns, cold.folder, cold.name))
+            elif use.used_ns != cold.changed_ns:
+                heapq.heapreplace(self._by_use, self._cold(cold.folder, use))
             else:
                 return cold
         return None
 
-    def _cold(self, changed_ns: int, folder: Path, name: str) -> ColdFile:
-        return ColdFile(min(changed_ns, int(self._clock() * 1e9)), changed_ns, folder, name)
+    def _cold(self, folder: Path, use: FileUse) -> ColdFile:
+        used_ns = min(use.used_ns, int(self._clock() * 1e9))
+        return ColdFile(used_ns, use.used_ns, folder, use.name)
 
     def remove(self, cold: ColdFile) -> None:
         """Evict what another model has. Its process finds out when it next takes the lock."""
@@ -227,20 +235,27 @@ class Space:
         status = self._files.status(folder)
         if status.used_ns == measured.changed_ns:
             return
-        names = self._files.names(folder)
-        for name in measured.sizes.keys() - names:
-            if name != ".":
-                self._lose(folder, name)
-        self._note(folder, ".", status.n_bytes)
-        for name in names - measured.sizes.keys():
-            changed_ns = self._look(folder, name)
-            if changed_ns is not None and EXTENTS.fullmatch(name):
+        for use in self._new_files(folder, measured):
+            self._note(folder, use.name, use.n_bytes)
+            if EXTENTS.fullmatch(use.name):
                 if measured is self._own:
-                    self._found.append(name)
+                    self._found.append(use)
                 else:
-                    heapq.heappush(self._by_use, self._cold(changed_ns, folder, name))
+                    heapq.heappush(self._by_use, self._cold(folder, use))
         is_settled = abs(time.time_ns() - status.used_ns) > SETTLED_NS
         measured.changed_ns = status.used_ns if measured is self._own or is_settled else 0
+
+    def _new_files(self, folder: Path, measured: _FolderFiles) -> Iterator[FileUse]:
+        """The files of a folder that are not known, and the folder itself. Notes which are gone."""
+        if measured.changed_ns < 0:
+            yield from self._files.scan(folder)
+            return
+        names = self._files.names(folder)
+        for name in measured.sizes.keys() - names - {"."}:
+            self._lose(folder, name)
+        for name in [".", *(names - measured.sizes.keys())]:
+            if (use := self._look(folder, name)) is not None:
+                yield use
 
     def _look_at_disk(self) -> None:
         free, total = self._files.disk(self._directory)
@@ -249,15 +264,15 @@ class Space:
     def _knows(self, folder: Path, name: str) -> bool:
         return folder in self._measured and name in self._measured[folder].sizes
 
-    def _look(self, folder: Path, name: str) -> int | None:
-        """Note what a file takes. Returns its mtime; None where it is not there."""
+    def _look(self, folder: Path, name: str) -> FileUse | None:
+        """Note what a file takes; None where it is not there."""
         try:
-            status = self._files.status(folder / name)
+            use = self._files.status(folder / name)._replace(name=name)
         except (FileNotFoundError, PermissionError, NotADirectoryError):
             self._lose(folder, name)
             return None
-        self._note(folder, name, status.n_bytes)
-        return status.used_ns
+        self._note(folder, name, use.n_bytes)
+        return use
 
     def _lose(self, folder: Path, name: str) -> None:
         """A file has been removed by others."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.disk.catalog import Catalog, FoundExtent, Reservation
-from kvstore.disk.extent import SUFFIX, DamagedHeader, OsFiles, parse, read_header
+from kvstore.disk.extent import SUFFIX, DamagedHeader, FileUse, OsFiles, parse, read_header
 from kvstore.disk.folder import (
     EXTENTS,
     LOCK,
@@ -100,11 +100,11 @@ class DiskStore:
                 remove_old_formats(directory, files)
                 folder, own = take_folder(directory, fingerprint, model)
                 held.callback(own.close)
-                found, damaged = _find(files, folder)
+                space = Space(files, directory, folder, limits, clock)
+                found, damaged = _read_headers(files, folder, space.measure_own())
                 counters.faults.update(damaged.values())
                 for name in (*damaged, *catalog.load(found, int(clock() * 1e9))):
                     _remove(files, folder / name)
-            space = Space(files, directory, folder, limits, clock)
             budget = DailyBudget(files, directory, limits.daily_bytes, clock)
             writer = Writer(catalog, space, budget, lock, limits, counters, clock)
             writer.turn()
@@ -343,14 +343,14 @@ def clear_unopened(directory: Path, daemon: str, fingerprint: str = "") -> int:
     return sum(use.allocated_bytes for use in found)
 
 
-def _find(files: OsFiles, folder: Path) -> tuple[list[FoundExtent], dict[str, Fault]]:
-    """The valid extents of a folder, and the names of damaged ones with their faults. What cannot
+def _read_headers(
+    files: OsFiles, folder: Path, uses: Sequence[FileUse]
+) -> tuple[list[FoundExtent], dict[str, Fault]]:
+    """The valid ones of these extents, and the names of damaged ones with their faults. What cannot
     be read for lack of memory or descriptors is skipped.
     """
     found, damaged = list[FoundExtent](), dict[str, Fault]()
-    for use in files.scan(folder):
-        if EXTENTS.fullmatch(use.name) is None:
-            continue
+    for use in uses:
         try:
             header = read_header(files, folder / use.name)
         except DamagedHeader:
@@ -384,7 +384,8 @@ def _use_of(folder: Path) -> FolderUse:
 
 def _check(folder: Path) -> FolderCheck:
     files, catalog = OsFiles(), Catalog()
-    found, damaged = _find(files, folder)
+    uses = [use for use in files.scan(folder) if EXTENTS.fullmatch(use.name)]
+    found, damaged = _read_headers(files, folder, uses)
     orphans = catalog.load(found, time.time_ns())
     unsound, n_bytes = list(damaged), 0
     for name, _, header in found:

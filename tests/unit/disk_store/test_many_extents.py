@@ -30,14 +30,19 @@ LARGE = replace(LIMITS, max_bytes=1 << 40)
 Change = Callable[[DiskStore], object]
 
 
-def filled(directory: Path, n_extents: int, model: str, used_seconds: int) -> None:
-    """A folder of n extents below one root, each used a second after the one before."""
+def filled(
+    directory: Path, n_extents: int, model: str, used_seconds: int, *, is_path: bool = False
+) -> None:
+    """A folder of n extents below one root, or each below the one before, and used a second after
+    it.
+    """
     DiskStore.open(directory, model, LARGE, daemon=DAEMON, model=model).close()
-    root = Chain("any", 0).root
+    parent = root = Chain("any", 0).root
     [folder] = (path.parent for path in directory.rglob("model") if path.read_text() == model)
     for number in range(n_extents):
         found = entry(Chain(f"{model} {number}", 1).names[0], SMALL)
-        _, header = extents.encode(root, root, [found])
+        _, header = extents.encode(root, parent, [found])
+        parent = found.block_hash if is_path else root
         path = folder / f"{number:016x}.kv"
         path.write_bytes(b"".join([header, *(part for part in found.parts if part is not None)]))
         os.utime(path, (used_seconds + number,) * 2)
@@ -138,3 +143,17 @@ def test_nor_on_how_many_other_models_have(tmp_path: Path, monkeypatch: pytest.M
         third.close()
     few, many = costs
     assert 0 < many < 2 * few, f"{few} lines with {FEW} extents, {many} with {MANY}"
+
+
+def test_opening_costs_the_same_for_each_extent(tmp_path: Path) -> None:
+    """Also for a path whose end was used last, as it looks in a copy of the folder."""
+    costs = list[float]()
+    for n_extents, is_path in ((FEW, False), (FEW, True), (MANY, False), (MANY, True)):
+        directory = tmp_path / f"{n_extents} {is_path}"
+        filled(directory, n_extents, "model", 1_000_000, is_path=is_path)
+        with counted_lines("/kvstore/") as n_lines:
+            tier = DiskStore.open(directory, "model", replace(LARGE), daemon=DAEMON)
+            costs.append(n_lines[0] / n_extents)
+        assert (tier.stats().entries, list(tier.problems())) == (n_extents, [])
+        tier.close()
+    assert 0 < max(costs) < 2 * min(costs), f"lines an extent: {costs}"
