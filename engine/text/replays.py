@@ -88,7 +88,9 @@ def _outlined(message: Message, replay: Replay, word: str) -> Message:
         for key, value in message.items()
         if key != "tool_calls"
     }
-    return {**fields, "content": f"{word}c"}
+    said = f"{word}c"
+    has_parts = isinstance(message.get("content"), list)
+    return {**fields, "content": [{"type": "text", "text": said}] if has_parts else said}
 
 
 def _is_reasoning(value: object, replay: Replay) -> bool:
@@ -145,7 +147,13 @@ def _says(answer: str, message: Message) -> bool:
         if position < 0:
             return False
         position += len(name)
-    return _squeezed(message.get("content") or "") in _squeezed(answer)
+    return all(_squeezed(text) in _squeezed(answer) for text in _texts(message))
+
+
+def _texts(message: Message) -> list[str]:
+    """The texts of a message's content, which is one string or a list of parts."""
+    content = message.get("content") or ""
+    return [content] if isinstance(content, str) else [part["text"] for part in content]
 
 
 def _has_reasoning(answer: str, placeholder: _Placeholder, replay: Replay) -> bool:

@@ -14,6 +14,7 @@ from engine.values.model import ModelCard, Place, SamplingDefaults, Task, facts_
 from engine.values.stats import EngineStats
 from server.admin.alarms import alarms
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints
+from server.generation.template import TemplateTraits
 from server.http.stream import client_waiting
 from server.models.model import Model as RegisteredModel
 from server.models.policy import Loading, Ready, need_of
@@ -121,6 +122,7 @@ class Model(BaseModel):
     tasks: list[Task] | None
     tools: bool | None  # whether it writes tool calls; null while it is not loaded
     tool_format: str | None  # the format of its calls; null without, or while it is not loaded
+    template_traits: TemplateTraits | None  # null without one, or while it is not loaded
 
     type: Literal["model"]
     display_name: str
@@ -172,8 +174,10 @@ async def get_model(id: str, service: ServiceDependency, record: RecordDependenc
 def _model(service: Service, name: str, model: RegisteredModel) -> Model:
     card, alias = model.card, model.aliases[name]
     max_tokens = card.max_sequence_tokens if card else None
-    planner = model.loaded.served[name].planner if model.loaded else None
+    served = model.loaded.served[name] if model.loaded else None
+    planner = served.planner if served else None
     tools = planner.tools if planner else None
+    has_template = card is not None and Task.GENERATE in card.tasks
     return Model(
         id=name,
         object="model",
@@ -187,6 +191,7 @@ def _model(service: Service, name: str, model: RegisteredModel) -> Model:
         tasks=list(card.tasks) if card else None,
         tools=tools is not None if planner else None,
         tool_format=tools.name if tools else None,
+        template_traits=served.prompts.traits if served and has_template else None,
         type="model",
         display_name=name,
         created_at=datetime.fromtimestamp(service.created, UTC),

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import jiter
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -27,8 +26,8 @@ from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
 from server.generation.plan import AnswerPlan, grammar_bytes
 from server.generation.requests import ServedModel
 from server.generation.stream import Batch, generating, kept_bytes, rendering_bytes
+from server.generation.tools import UNREADABLE, read_arguments
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, DeferredStream, client_waiting
-from server.parsing.json_text import whole_characters
 from server.record import RequestRecord, output_of
 from server.service import ArrivedBody, Prepare, RequestContext
 
@@ -136,20 +135,11 @@ def as_arguments(text: str) -> dict[str, Any]:
     """The arguments of a call as an object; of one that was cut off, as much as there is. Text that
     is none is a member called UNREADABLE.
     """
-    if not text:
-        return {}
-    try:
-        value = jiter.from_json(whole_characters(text).encode(), partial_mode=True)
-    except ValueError:
-        value = None
-    if isinstance(value, dict):
+    value = read_arguments(text, "on")
+    if value is not None:
         return value
     log.warning("a call's arguments are no JSON object: %d characters of text", len(text))
     return {UNREADABLE: text}
-
-
-UNREADABLE = "arguments"
-"""The name under which a dialect that has to send an object sends arguments that are none."""
 
 
 @dataclass(frozen=True, slots=True)

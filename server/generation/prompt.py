@@ -2,8 +2,9 @@
 
 All of it is called in worker threads."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 from engine.api import PromptTooLong
@@ -14,17 +15,15 @@ from server.generation.generic_tools import plain_conversation
 from server.generation.history import AssistantTurn, Call, Replays
 from server.generation.request_fields import Prompt
 from server.generation.template import (
-    Roles,
-    WriteArguments,
-    as_object,
-    as_text,
+    TemplateTraits,
     concerns_tools,
-    fold_text_into_reasoning,
-    has_thought_preamble,
+    content_as_parts,
+    declared_tools,
     in_place,
-    roles_of,
     template_messages,
+    traits_of,
 )
+from server.generation.tools import Tool
 from server.parsing.answer import ToolFormat
 from server.parsing.formats.json_calls import GENERIC
 
@@ -34,7 +33,7 @@ KNOWN_EFFORTS = {"xhigh": "high", "max": "high"}
 
 
 def template_arguments(body: Conversation) -> dict[str, Any]:
-    """The template's arguments besides the messages."""
+    """The template's arguments besides the messages and the tools."""
     arguments: dict[str, Any] = {}
     if body.reasoning_effort is not None:
         effort = body.reasoning_effort
@@ -46,8 +45,6 @@ def template_arguments(body: Conversation) -> dict[str, Any]:
         arguments |= {"continue_final_message": True, "add_generation_prompt": False}
     if not body.add_generation_prompt:
         arguments["add_generation_prompt"] = False
-    if tools := _declared(body):
-        arguments["tools"] = tools
     return arguments
 
 
@@ -75,19 +72,26 @@ def found_replays(
 
 def _turn(message: Message, conversation: bytes) -> AssistantTurn:
     return AssistantTurn(
-        [Call(call.id, call.name, as_object(call.arguments)) for call in message.calls],
+        [Call(call.id, call.name, _parsed(call.arguments)) for call in message.calls],
         message.text,
         message.reasoning,
         conversation,
     )
 
 
-def _declared(body: Conversation) -> list[Mapping[str, Any]]:
-    """The tools in the prompt: with a named choice all, so that the prompt is the same from turn to
-    turn; with `none` none."""
-    if body.tool_choice.mode == "none":
-        return []
-    return [tool.declared for tool in body.tools]
+def _parsed(arguments: str) -> object:
+    """The value of the JSON; text that is none stays as it is."""
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _tools_in_prompt(conversation: Conversation) -> Sequence[Tool]:
+    """With a named choice all, so that the prompt is the same from turn to turn; with `none`
+    none.
+    """
+    return () if conversation.tool_choice.mode == "none" else conversation.tools
 
 
 class PromptEncoder:
@@ -98,11 +102,8 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._tools = tools
         self._card = card
-
-    @cached_property
-    def roles(self) -> Roles:
-        """The roles of the model's template, tried out at first use."""
-        return roles_of(self._tokenizer)
+        self.traits = traits_of(tokenizer)
+        """What the model's chat template takes."""
 
     def chat(
         self, conversation: Conversation, replays: Replays, cache_salt: str
@@ -113,51 +114,46 @@ class PromptEncoder:
         Raises ApiError (400) with the template's words when it refuses the messages, and when they
         have more tokens than a sequence may have.
         """
-        messages = conversation.messages
+        given = conversation.messages
 
         def encode() -> list[int]:
-            placed = in_place(messages, self.roles)
+            is_about_tools = bool(conversation.tools) or any(map(concerns_tools, given))
+            is_generic = self._tools is GENERIC and is_about_tools
+            traits = replace(self.traits, system="system") if is_generic else self.traits
+            messages = in_place(given, traits)
             before = [
                 digest
-                for message, digest in zip(messages, digests(messages), strict=False)
+                for message, digest in zip(given, digests(given), strict=False)
                 if message.calls
             ]
-            fitted, known = self._fitted(placed), found_replays(replays, placed, cache_salt, before)
+            known = found_replays(replays, messages, cache_salt, before)
             arguments = template_arguments(conversation)
-
-            def render(written: WriteArguments) -> list[int]:
-                rendered = template_messages(fitted, written)
-                is_about_tools = conversation.tools or any(map(concerns_tools, rendered))
-                if self._tools is GENERIC and is_about_tools:
-                    return self._with_generic_tools(rendered, known, arguments)
-                return self._tokenizer.apply_chat_template(rendered, known, **arguments)
-
-            try:
-                return render(as_object)
-            except ValueError:
-                if not any(message.calls for message in messages):
-                    raise
-                return render(as_text)
+            tools = _tools_in_prompt(conversation)
+            if is_generic:  # whose system turn has the tools, whatever its role
+                return self._with_generic_tools(messages, tools, known, arguments)
+            if tools:
+                arguments["tools"] = declared_tools(tools, self.traits)
+            shown = template_messages(messages, self.traits)
+            return self._tokenizer.apply_chat_template(shown, known, **arguments)
 
         return bounded(encode, self._card, "messages")
 
     def _with_generic_tools(
         self,
-        messages: Sequence[Mapping[str, object]],
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
         replays: Mapping[int, Replay],
         arguments: Mapping[str, Any],
     ) -> list[int]:
         """The conversation for a template that has no tools. `replays` are by message."""
-        others = {**arguments}
-        plain = plain_conversation(messages, others.pop("tools", ()), self.roles.system)
+        declared = declared_tools(tools, TemplateTraits())
+        shown = template_messages(messages, TemplateTraits())
+        plain = plain_conversation(shown, declared, self.traits.system)
         known = {plain.places[index]: replay for index, replay in replays.items()}
-        return self._tokenizer.apply_chat_template(plain.messages, known, **others)
-
-    def _fitted(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages, with texts before calls moved to where the template renders them."""
-        if any(map(has_thought_preamble, messages)) and self.roles.preambles == "reasoning":
-            return [fold_text_into_reasoning(message) for message in messages]
-        return messages
+        rendered = plain.messages
+        if self.traits.content == "parts":
+            rendered = [content_as_parts(message) for message in rendered]
+        return self._tokenizer.apply_chat_template(rendered, known, **arguments)
 
     def text(
         self, prompt: Prompt, *, add_special_tokens: bool = True, param: str = "prompt"

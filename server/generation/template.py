@@ -1,69 +1,85 @@
-"""A conversation as the messages of the model's chat template."""
+"""What a chat template takes, and conversations in the form in which it takes them."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal
+from hashlib import blake2b
+from itertools import takewhile
+from re import fullmatch
+from typing import Any, Literal
 
+from engine.api import PromptTooLong
 from engine.values.model import Tokenizer
-from server.generation.conversation import Message, Part, texts
+from server.generation.conversation import Message, Part, Role, texts
 from server.generation.generic_tools import SystemRole
+from server.generation.tools import UNREADABLE, Tool, ToolCall, read_arguments
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The names that templates use: most the first, gpt-oss's the last."""
 
-WriteArguments = Callable[[str], object]
-"""Makes a call's arguments, given as JSON text, into the template's value."""
 
+@dataclass(frozen=True, slots=True)
+class TemplateTraits:
+    """What a chat template takes. Values are found at load, by rendering small conversations.
 
-def as_object(arguments: str) -> object:
-    """An object, as most templates expect; text that is none stays as it is."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
-
-
-def as_text(arguments: str) -> object:
-    """Text, as DeepSeek's templates expect, which concatenate it."""
-    return arguments or "{}"
-
-
-def template_messages(
-    messages: Sequence[Message], arguments: WriteArguments = as_object
-) -> list[Mapping[str, object]]:
-    """The messages for the template. Tool results get the names of their functions."""
-    names: dict[str, str] = {}
-    rendered = []
-    for message in messages:
-        for call in message.calls:
-            names[call.id] = call.name
-        rendered.append(_template_message(message, names, arguments))
-    return rendered
-
-
-def in_place(messages: Sequence[Message], roles: "Roles") -> Sequence[Message]:
-    """The messages in roles that the template renders where they stand.
-
-    Where it has no place for later system messages, those at the head are one, and later ones are
-    what the user says, in a `<system-reminder>` as Claude Code writes them. Where it takes nothing
-    but an answer after tool results, what the user says there is a part of the last result.
+    - `content`: the form of a message's content.
+    - `system`: the role of system messages before all others.
+    - `late_system`: the role of later system messages.
+    - `user_turn`: whether a conversation needs a user's message, or begins with one.
+    - `same_role`: whether consecutive messages of a user, or of an assistant, have to be one.
+    - `after_results`: the role of a user's message right after tool results.
+    - `preambles`: the field of an assistant's text before a call, where there is reasoning too.
+    - `arguments`: the form of a call's arguments; `text` is JSON.
+    - `call_ids`: the form of calls' ids; `nine` are nine letters and digits.
+    - `tools`: whether a function without description and parameters is `completed` with empty ones.
     """
+
+    content: Literal["text", "parts"] = "text"
+    system: SystemRole = "system"
+    late_system: Literal["system", "user"] = "system"
+    user_turn: Literal["optional", "needed", "first"] = "optional"
+    same_role: Literal["apart", "joined"] = "apart"
+    after_results: Literal["user", "tool"] = "user"
+    preambles: Literal["content", "reasoning"] = "content"
+    arguments: Literal["object", "text"] = "object"
+    call_ids: Literal["any", "nine"] = "any"
+    tools: Literal["declared", "completed"] = "declared"
+
+
+def in_place(messages: Sequence[Message], traits: TemplateTraits) -> list[Message]:
+    """The messages in roles and in an order that the template renders.
+
+    Where it has no system messages, those at the head begin what the user says. Where it has no
+    place for later ones, those at the head are one, and later ones are what the user says, in a
+    `<system-reminder>` as Claude Code writes them. Where it takes nothing but an answer after tool
+    results, what the user says there is a part of the last result. Where it needs a user's message
+    and there is none, an empty one follows the system messages.
+    """
+    placed = _with_user(_joined(messages, traits), traits)
+    return [_preamble_in_place(message, traits) for message in placed]
+
+
+def _joined(messages: Sequence[Message], traits: TemplateTraits) -> list[Message]:
     joined = {("user", "reminder"), ("reminder", "user"), ("reminder", "reminder")}
-    if roles.late_system == "user":
+    joined |= {("head", "head"), ("head", "user")}
+    if traits.late_system == "user":
         joined.add(("system", "system"))
-    if roles.behind_results == "tool":
+    if traits.after_results == "tool":
         joined |= {("tool", "user"), ("tool", "reminder")}
+    if traits.same_role == "joined":
+        joined |= {("user", "user"), ("answer", "answer")}
     placed: list[tuple[Message, list[Part]]] = []
     has_begun = False
     last = ""
     for message in messages:
-        said, kind = message, str(message.role)
+        said, kind = message, _kind(message)
         has_begun = has_begun or kind != "system"
-        if kind == "system" and has_begun and roles.late_system == "user":
+        if kind == "system" and has_begun and traits.late_system == "user":
             said, kind = _reminder(message), "reminder"
+        elif kind == "system" and not has_begun and traits.system == "user":
+            said = replace(message, role="user", parts=texts(f"{message.text}\n"))
+            kind = "head"
         if (last, kind) in joined:
             placed[-1][1].extend(said.parts)
             last = last if last == "tool" else kind
@@ -73,116 +89,295 @@ def in_place(messages: Sequence[Message], roles: "Roles") -> Sequence[Message]:
     return [replace(message, parts=tuple(parts)) for message, parts in placed]
 
 
+def _kind(message: Message) -> str:
+    """The role; of an assistant's message that is text alone, `answer`."""
+    is_answer = message.role == "assistant" and not message.calls and not message.reasoning
+    return "answer" if is_answer else message.role
+
+
 def _reminder(message: Message) -> Message:
     reminder = f"<system-reminder>\n{message.text}\n</system-reminder>"
     return replace(message, role="user", parts=texts(reminder))
 
 
-def has_thought_preamble(message: Message) -> bool:
-    """Whether it has reasoning, then text, then a call."""
-    return bool(message.calls and message.reasoning and message.text)
+def _with_user(messages: list[Message], traits: TemplateTraits) -> list[Message]:
+    """The messages, with an empty one of the user's where the template needs one."""
+    n_system = len([*takewhile(lambda message: message.role == "system", messages)])
+    others = messages[n_system:]
+    match traits.user_turn:
+        case "needed":
+            is_there = any(message.role == "user" for message in others)
+        case "first":
+            is_there = bool(others) and others[0].role == "user"
+        case _:
+            is_there = True
+    if is_there:
+        return messages
+    return [*messages[:n_system], Message(role="user", parts=texts("")), *others]
 
 
-def fold_text_into_reasoning(message: Message) -> Message:
-    """The message with its text as part of the reasoning, for templates that render one of them."""
-    if not has_thought_preamble(message):
+def _preamble_in_place(message: Message, traits: TemplateTraits) -> Message:
+    """The message with its text before a call where the template renders it."""
+    is_preamble = message.calls and message.reasoning and message.text
+    if not is_preamble or traits.preambles == "content":
         return message
     return replace(message, parts=(), reasoning=f"{message.reasoning}\n\n{message.text}")
 
 
+def template_messages(
+    messages: Sequence[Message], traits: TemplateTraits
+) -> list[Mapping[str, object]]:
+    """The messages for the template. Tool results get the names of their functions."""
+    names: dict[str, str] = {}
+    ids = _CallIds(traits)
+    rendered = []
+    for message in messages:
+        for call in message.calls:
+            names[call.id] = call.name
+        rendered.append(_template_message(message, names, ids, traits))
+    return rendered
+
+
 def _template_message(
-    message: Message, names: Mapping[str, str], arguments: WriteArguments
+    message: Message, names: Mapping[str, str], ids: "_CallIds", traits: TemplateTraits
 ) -> Mapping[str, object]:
-    """One string of content, and the fields that templates know."""
-    fields: dict[str, object] = {"role": message.role, "content": message.text}
+    fields: dict[str, object] = {"role": message.role, "content": _content(message, traits)}
     name = message.name or names.get(message.answered_call or "")
     if name:
         fields["name"] = name
     if message.calls:
         fields["tool_calls"] = [
             {
-                "id": call.id,
+                "id": ids.of_call(call),
                 "type": "function",
-                "function": {"name": call.name, "arguments": arguments(call.arguments)},
+                "function": {"name": call.name, "arguments": _arguments(call, traits)},
             }
             for call in message.calls
         ]
-    if message.answered_call is not None:
-        fields["tool_call_id"] = message.answered_call
+    answered = ids.of_answered(message)
+    if answered is not None:
+        fields["tool_call_id"] = answered
     if message.reasoning:
         fields |= dict.fromkeys(REASONING_FIELDS, message.reasoning)
     return fields
 
 
+def _content(message: Message, traits: TemplateTraits) -> object:
+    if traits.content == "text":
+        return message.text
+    return [{"type": "text", "text": part.text} for part in message.parts]
+
+
+def _arguments(call: ToolCall, traits: TemplateTraits) -> object:
+    """The arguments of a call as the template takes them: an object, whatever the text says; or
+    the text, as DeepSeek's templates expect, which concatenate it.
+    """
+    if traits.arguments == "text":
+        return call.arguments or "{}"
+    read = read_arguments(call.arguments, "trailing-strings")
+    return {UNREADABLE: call.arguments} if read is None else read
+
+
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+_NINE = 9
+
+
+class _CallIds:
+    """The ids of calls in the form that the template takes, the same for a call and its result. An
+    id that has the form stays. A result without an id answers the first call that has no result.
+    """
+
+    def __init__(self, traits: TemplateTraits) -> None:
+        self._form = traits.call_ids
+        self._n_calls = 0
+        self._waiting: OrderedDict[str, None] = OrderedDict()
+
+    def of_call(self, call: ToolCall) -> str:
+        if self._form == "any":
+            return call.id
+        self._n_calls += 1
+        id = _nine(call.id or f"call {self._n_calls}")
+        self._waiting[id] = None
+        return id
+
+    def of_answered(self, message: Message) -> str | None:
+        """The id of the call whose result the message is; None for one that is no result."""
+        if self._form == "any" or message.role != "tool":
+            return message.answered_call
+        id = next(iter(self._waiting), "")
+        if message.answered_call or not id:
+            id = _nine(message.answered_call or "")
+        self._waiting.pop(id, None)
+        return id
+
+
+def _nine(id: str) -> str:
+    """The id, or one of nine letters and digits that is made of it."""
+    if fullmatch("[a-zA-Z0-9]{9}", id):
+        return id
+    number = int.from_bytes(blake2b(id.encode("utf-8", "replace"), digest_size=8).digest())
+    digits = []
+    for _ in range(_NINE):
+        number, digit = divmod(number, len(_ALPHABET))
+        digits.append(_ALPHABET[digit])
+    return "".join(digits)
+
+
+def declared_tools(tools: Sequence[Tool], traits: TemplateTraits) -> list[Mapping[str, Any]]:
+    """The declarations of the tools in the form that the template takes."""
+    if traits.tools == "declared":
+        return [tool.declared for tool in tools]
+    return [{**tool.declared, "function": _completed(tool.declared["function"])} for tool in tools]
+
+
+def _completed(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = {"type": "object", "properties": {}} | (function.get("parameters") or {})
+    return {"description": "", **function, "parameters": parameters}
+
+
+def content_as_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The template's message with its one string of content as a list of one part."""
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def concerns_tools(message: Message) -> bool:
+    """Whether the message has calls, or is the result of one."""
+    return message.role == "tool" or bool(message.calls)
+
+
 _WORD = "somethingthatissaid"
-_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
-_RESULT: Sequence[Mapping[str, object]] = (
-    {"role": "user", "content": "A"},
-    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-    {"role": "tool", "tool_call_id": "abcdefghi", "name": "f", "content": _WORD},
-)
-_BEHIND_RESULT = (
-    *_RESULT[:-1],
-    {**_RESULT[-1], "content": "B"},
-    {"role": "user", "content": _WORD},
-)
-_LATE_SYSTEM = (
-    {"role": "system", "content": "A"},
-    {"role": "user", "content": "B"},
-    {"role": "system", "content": _WORD},
-    {"role": "assistant", "content": "C"},
-    {"role": "user", "content": "D"},
-)
+_ID = "abcdefghi"
+_LONG_ID = "call_0123456789abcdef01234567"
+_PRINTED = str({_WORD: "B"})
+"""How a template prints an object as it is, which is no JSON."""
 
 
-def _called(content: str, reasoning: str) -> Sequence[Mapping[str, object]]:
-    thoughts = dict.fromkeys(REASONING_FIELDS, reasoning)
-    call = {**_RESULT[1], "content": content, **thoughts}
-    return (_RESULT[0], call, {**_RESULT[2], "content": "B"})
+def _said(role: Role, text: str) -> Message:
+    return Message(role=role, parts=texts(text))
 
 
-_SYSTEM = ({"role": "system", "content": _WORD}, {"role": "user", "content": "A"})
-_PREAMBLE = _called(_WORD, "C")
-_THOUGHT_PREAMBLE = _called("", f"C\n\n{_WORD}")
+def _called(text: str = "", reasoning: str = "", id: str = _ID, value: str = "{}") -> Message:
+    said = texts(text)
+    calls = [ToolCall(id, "f", value)]
+    return Message(role="assistant", parts=said, reasoning=reasoning, calls=calls)
+
+
+def _result(text: str, id: str = _ID) -> Message:
+    return Message(role="tool", parts=texts(text), answered_call=id)
+
+
+_USER = _said("user", "A")
 
 
 @dataclass(frozen=True, slots=True)
-class Roles:
-    """The roles or fields under which a template renders what not every template can.
-
-    `late_system`: the role of system messages after the first. `behind_results`: the role of a user
-    message right after tool results. `preambles`: the field of an assistant's text before a call,
-    where there is reasoning too. `system`: the role of the system messages before all others, where
-    the server describes the tools.
+class _Probe:
+    """Conversations by which a trait is found: its value is the first option with which the
+    template renders all that they say. Where there is none, it is `otherwise`, or else the first
+    option with which the template raises no error.
     """
 
-    late_system: Literal["system", "user"]
-    behind_results: Literal["user", "tool"]
-    preambles: Literal["content", "reasoning"]
-    system: SystemRole
+    trait: str
+    options: Sequence[str]
+    conversations: Sequence[Sequence[Message]]
+    otherwise: str | None = None
+    tools: Sequence[Tool] = ()
+
+    def found(self, tokenizer: Tokenizer, traits: TemplateTraits) -> TemplateTraits:
+        """The traits with the value that is found. The other traits are taken as they are."""
+        choices = [_with(traits, self.trait, option) for option in self.options]
+        for chosen in choices:
+            if all(map(_is_whole, self._rendered(tokenizer, chosen))):
+                return chosen
+        if self.otherwise is not None:
+            return _with(traits, self.trait, self.otherwise)
+        for chosen in choices:
+            if None not in self._rendered(tokenizer, chosen):
+                return chosen
+        return choices[0]
+
+    def _rendered(self, tokenizer: Tokenizer, traits: TemplateTraits) -> Iterator[str | None]:
+        """The text of each of the conversations; None for one that the template refuses."""
+        arguments = {"tools": declared_tools(self.tools, traits)} if self.tools else {}
+        for messages in self.conversations:
+            shown = template_messages(in_place(messages, traits), traits)
+            try:
+                yield tokenizer.decode(tokenizer.apply_chat_template(shown, **arguments))
+            except (ValueError, PromptTooLong):
+                yield None
 
 
-def roles_of(tokenizer: Tokenizer) -> Roles:
-    """The roles with which the model's template raises no error and leaves nothing out."""
-    renders = partial(_template_renders, tokenizer)
-    has_late_system = renders(_LATE_SYSTEM)
-    needs_an_answer = renders(_RESULT) and not renders(_BEHIND_RESULT)
-    wants_one = not renders(_PREAMBLE) and renders(_THOUGHT_PREAMBLE)
-    return Roles(
-        late_system="system" if has_late_system else "user",
-        behind_results="tool" if needs_an_answer else "user",
-        preambles="reasoning" if wants_one else "content",
-        system="system" if renders(_SYSTEM) else "user",
-    )
+def _with(traits: TemplateTraits, trait: str, value: str) -> TemplateTraits:
+    chosen: dict[str, Any] = {trait: value}
+    return replace(traits, **chosen)
 
 
-def _template_renders(tokenizer: Tokenizer, messages: Sequence[Mapping[str, object]]) -> bool:
-    try:
-        return _WORD in tokenizer.decode(tokenizer.apply_chat_template(messages))
-    except ValueError:
-        return False
+def _is_whole(text: str | None) -> bool:
+    return text is not None and _WORD in text and _PRINTED not in text
 
 
-def concerns_tools(message: Mapping[str, object]) -> bool:
-    """Whether the message has calls, or is the result of one."""
-    return message["role"] == "tool" or "tool_calls" in message
+_PROBES = (
+    _Probe(
+        "content",
+        ("text", "parts"),
+        [[_said("user", _WORD)]],
+    ),
+    _Probe(
+        "arguments",
+        ("object", "text"),
+        [[_USER, _called(value=json.dumps({_WORD: "B"})), _result("C")]],
+    ),
+    _Probe(
+        "same_role",
+        ("apart", "joined"),
+        [
+            [_USER, _said("user", _WORD)],
+            [_USER, _said("assistant", "B"), _said("assistant", _WORD), _said("user", "C")],
+        ],
+    ),
+    _Probe(
+        "user_turn",
+        ("optional", "needed", "first"),
+        [[_said("assistant", _WORD)], [_said("assistant", "B"), _said("user", _WORD)]],
+    ),
+    _Probe("system", ("system",), [[_said("system", _WORD), _USER]], "user"),
+    _Probe(
+        "late_system",
+        ("system",),
+        [
+            [
+                *(_said("system", "B"), _USER, _said("system", _WORD)),
+                *(_said("assistant", "C"), _said("user", "D")),
+            ]
+        ],
+        "user",
+    ),
+    _Probe(
+        "after_results",
+        ("user", "tool"),
+        [[_USER, _called(), _result("B"), _said("user", _WORD)]],
+    ),
+    _Probe(
+        "preambles",
+        ("content", "reasoning"),
+        [[_USER, _called(_WORD, "B"), _result("C")]],
+    ),
+    _Probe(
+        "call_ids",
+        ("any", "nine"),
+        [[_USER, _called(id=_LONG_ID), _result(_WORD, _LONG_ID)]],
+    ),
+    _Probe(
+        "tools",
+        ("declared", "completed"),
+        [[_USER]],
+        tools=[Tool({"type": "function", "function": {"name": _WORD}})],
+    ),
+)
+
+
+def traits_of(tokenizer: Tokenizer) -> TemplateTraits:
+    """What the tokenizer's chat template takes. A template that takes nothing has the defaults."""
+    found = TemplateTraits()
+    for probe in _PROBES:
+        found = probe.found(tokenizer, found)
+    return found

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+import jiter
+
 from server.parsing.json_text import whole_characters
 
 MAX_TOOLS = 1024
@@ -101,6 +103,26 @@ class ToolCall:
     id: str
     name: str
     arguments: str
+
+
+UNREADABLE = "arguments"
+"""The name of the argument whose value is the text of arguments that are no JSON object, where
+there has to be an object.
+"""
+
+
+def read_arguments(text: str, partial: Literal["on", "trailing-strings"]) -> dict[str, Any] | None:
+    """The arguments of a call as an object. None for text that is no object. Half characters become
+    U+FFFD. Of text that was cut off, the object has what is complete, and with `trailing-strings`
+    also the beginning of a string.
+    """
+    if text.strip() in {"", "null"}:
+        return {}
+    try:
+        value = jiter.from_json(whole_characters(text).encode(), partial_mode=partial)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def custom_arguments(text: str) -> str:

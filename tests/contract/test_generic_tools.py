@@ -322,11 +322,11 @@ def test_without_a_system_turn_the_users_begins_with_all_of_it(template: str) ->
     assert turns[1:] == [f"[assistant]{SAID}", f"[user]{RETURNED}", "[assistant]"]
 
 
-def test_a_template_that_refuses_the_messages_says_why(alternating: Daemon) -> None:
-    body = {"model": "bytes", "messages": [USER, USER], "tools": TOOLS}
-    answer = httpx.post(f"{alternating.url}/v1/chat/completions", json=body)
-    assert answer.status_code == 400
-    assert "roles must alternate" in answer.json()["error"]["message"]
+def test_messages_of_one_role_in_a_row_are_one_where_roles_alternate(alternating: Daemon) -> None:
+    alternating.say("Done.")
+    alternating.create(messages=[USER, USER])
+    (turn, _) = prompt(alternating).split("[end]\n")
+    assert turn.endswith(f"\n\n{USER['content']}\n{USER['content']}")
 
 
 @pytest.mark.parametrize("daemon", ["chatml", "alternating"])

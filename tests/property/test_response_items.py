@@ -19,7 +19,7 @@ from server.dialects.responses.store import StoredConversation
 from server.dialects.responses.tools import RequestTools
 from server.dialects.responses.write import ResponseForm
 from server.generation.choice import AnswerUsage
-from server.generation.template import Roles, in_place, template_messages
+from server.generation.template import TemplateTraits, in_place, template_messages
 from server.parsing.reader import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import ByteTokenizer
@@ -31,8 +31,8 @@ LOOK = FunctionTool(type="function", name="look")
 PATCH = CustomTool(type="custom", name="patch")
 AGENTS = NamespaceTool(type="namespace", name="agents", tools=[LOOK, PATCH])
 TOOLBOX = RequestTools([LOOK, PATCH, AGENTS])
-USERS = Roles("user", "user", "content", "system")
-TOOLS = Roles("user", "tool", "content", "system")
+USERS = TemplateTraits(late_system="user")
+TOOLS = TemplateTraits(late_system="user", after_results="tool")
 FUNCTIONS = ["look", "agents__look", "made_up"]
 CUSTOM = ["patch", "agents__patch"]
 
@@ -124,10 +124,10 @@ REASONING = st.builds(
     st.sampled_from([USERS, TOOLS]),
 )
 def test_nothing_is_lost_and_everybody_speaks_where_the_template_has_a_place(
-    instructions: str | None, items: list[dict[str, object]], roles_there: Roles
+    instructions: str | None, items: list[dict[str, object]], roles_there: TemplateTraits
 ) -> None:
     said = chat_messages(instructions, ITEMS.validate_python(items))
-    messages = template_messages(in_place(said, roles_there))
+    messages = template_messages(in_place(said, roles_there), roles_there)
     roles = [message["role"] for message in messages]
     assert "developer" not in roles
     assert "system" not in roles[1:]

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from server.dialects.job import UNREADABLE, as_arguments
+from server.dialects.job import as_arguments
+from server.generation.tools import UNREADABLE
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from server.dialects.chat.routes import as_chat
 from server.dialects.chat.schema import ChatRequest
 from server.generation.generic_tools import SystemRole, plain_conversation
 from server.generation.plan import AnswerPlanner
-from server.generation.template import as_object, template_messages
+from server.generation.template import TemplateTraits, template_messages
 from server.parsing.registry import Formats, answer_format
 from server.settings.models import ConversationSettings
 from tests.answering import checkpoint_with
@@ -51,8 +51,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 def called(content: str, calls: list[tuple[str, Any]]) -> dict[str, Any]:
     """An assistant's message, as a template is given it."""
     written = [
-        {"id": "a", "function": {"name": name, "arguments": as_object(json.dumps(arguments))}}
-        for name, arguments in calls
+        {"id": "a", "function": {"name": name, "arguments": arguments}} for name, arguments in calls
     ]
     return {"role": "assistant", "content": content, "tool_calls": written}
 
@@ -105,7 +104,7 @@ def test_a_history_can_be_read_back(steps: list[tuple[str, Any]], cuts: list[int
     """Whatever texts and arguments spell, calls, results and texts of the user are as they were."""
     messages = [message_of(role, said) for role, said in steps]
     body = ChatRequest.model_validate({"messages": messages, "tools": TOOLS})
-    given_to_template = template_messages(as_chat(body).conversation.messages)
+    given_to_template = template_messages(as_chat(body).conversation.messages, TemplateTraits())
     plain = plain_conversation(given_to_template, TOOLS, "system")
     system, *turns = plain.messages
     assert system["role"] == "system"
