@@ -22,6 +22,7 @@ _SPACE = "▁"  # SentencePiece's space
 
 _REFUSALS = (
     *(TemplateError, TypeError, KeyError, IndexError, AttributeError, RecursionError),
+    ArithmeticError,  # of the template's own sums, and of a range that the sandbox bounds
     *(AssertionError, NotImplementedError),  # raised by mlx-lm's templates in Python
 )
 

@@ -16,6 +16,7 @@ from starlette.types import Message, Receive
 
 from server.errors import ApiError, ClientDisconnected, invalid, invalid_field
 from server.fairness import Reservation
+from server.json_model import whole_characters
 from server.json_size import MAX_DIGITS, PARTS, check_json_size
 
 LIGHT_BYTES = 256 * 1024
@@ -160,19 +161,23 @@ def read_head(body: bytes) -> Head | None:
 def parse(body: bytes, model: type[Model]) -> Model:
     """The model that the JSON text describes.
 
-    The text is UTF-8, at most some 200 levels deep, without NaN, Infinity, half surrogate pairs
-    and keys that are there twice, and has no more parts than `check_json_size` allows. Raises
-    ApiError (400).
+    The text is UTF-8, at most some 200 levels deep, without NaN, Infinity and keys that are there
+    twice, and has no more parts than `check_json_size` allows. Half surrogate pairs, as of a client
+    that has cut off a text, become U+FFFD. Raises ApiError (400).
     """
     try:
         if not is_quick(body):
             check_json_size(body)
     except ValueError as error:
         raise invalid(f"The body {error}.", None) from None
+    body = body.removeprefix(codecs.BOM_UTF8)
     try:
-        value = jiter.from_json(
-            body.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False, catch_duplicate_keys=True
-        )
+        try:
+            value = _value(body)
+        except ValueError:
+            if b"\\u" not in body:
+                raise
+            value = _value(whole_characters(body.decode()).encode())
     except ValueError as error:
         problem = str(error)[:MAX_ERROR_CHARACTERS]
         raise invalid(f"The body cannot be read as JSON: {problem}.", None) from None
@@ -182,6 +187,10 @@ def parse(body: bytes, model: type[Model]) -> Model:
         return model.model_validate(value)
     except ValidationError as error:
         raise invalid_field(error) from None
+
+
+def _value(body: bytes) -> object:
+    return jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
 
 
 def _check_encoding(request: Request) -> None:

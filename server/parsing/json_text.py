@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 
+from server.json_model import whole_characters
 from server.parsing import json_repair
 from server.parsing.reader import (
     AnswerPart,
@@ -22,11 +23,6 @@ from server.parsing.reader import (
 _PLAIN = re.compile(r'[^"\\]*')
 _BETWEEN = re.compile(r'[^"{}\[\]<]*')
 _SCALAR = re.compile(r"[-+.\w]*")
-_ESCAPES = re.compile(
-    r"\\\\"  # a backslash
-    r"|\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w"  # a character in two halves
-    r"|(?P<half>\\u[dD][89a-fA-F]\w\w)"
-)
 
 
 def json_value(reader: Reader, part: Callable[[str], AnswerPart]) -> Reading[bool]:
@@ -105,11 +101,6 @@ def is_cut_off(text: str) -> bool:
                 reader.advance()
         except StopIteration as stop:
             return not stop.value
-
-
-def whole_characters(text: str) -> str:
-    """JSON text, with U+FFFD in place of escapes of half a character, which UTF-8 cannot have."""
-    return _ESCAPES.sub(lambda match: r"\ufffd" if match["half"] else match[0], text)
 
 
 def decoded_string(text: str) -> str:

@@ -308,8 +308,7 @@ BROKEN_BODIES = [
     '{"temperature": NaN, ' + HI,
     '{"temperature": Infinity, ' + HI,
     '{"unknown": -Infinity, ' + HI,
-    '{"model": "\\ud800", ' + HI,
-    '{"unknown": {"\\udfff": 1}, ' + HI,
+    '{"unknown": {"\\udfff": 1, "\\udfff": 2}, ' + HI,
     '{"model": "a" ' + HI,
     "{" + HI + " {}",
 ]
@@ -321,6 +320,24 @@ def test_broken_bodies_are_400(http: httpx.Client, content: str) -> None:
     answer = http.post("/v1/chat/completions", content=content, headers=headers)
     assert answer.status_code == 400
     assert error_of(answer)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (r"a\ud83d", "a\ufffd"),
+        (r"\ude00\ud83d\n", "\ufffd\ufffd\n"),
+        (r"\ud83d\ude00 \\ud83d", "\U0001f600 \\ud83d"),
+    ],
+)
+def test_half_a_character_is_a_replacement_character(
+    http: httpx.Client, text: str, read: str
+) -> None:
+    """Clients cut texts off between the halves of a surrogate pair."""
+    headers = {"Content-Type": "application/json"}
+    content = f'{{"prompt": "{text}", "unknown": {{"\\udfff": 1}}}}'
+    answer = http.post("/tokenize", content=content, headers=headers)
+    assert bytes(answer.json()["tokens"]).decode() == read
 
 
 def test_not_utf8_is_400(http: httpx.Client) -> None:

@@ -50,7 +50,7 @@ def test_chat_template(tokenizer: CheckpointTokenizer) -> None:
 
 @pytest.mark.parametrize(
     "template",
-    ["{{ raise_exception('no system role') }}", "{% if %}", "{{ messages.a.b.c }}"],
+    ["{{ raise_exception('no system role') }}", "{% if %}", "{{ messages.a.b.c }}", "{{ 1 // 0 }}"],
 )
 def test_template_errors_are_value_errors(tmp_path: Path, template: str) -> None:
     wrapper = load_tokenizer(write_family(FAMILIES["qwen3"], tmp_path))
