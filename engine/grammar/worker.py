@@ -20,6 +20,7 @@ from time import thread_time
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from engine.grammar.gbnf import lark_of
 from engine.grammar.json_schema import faithful
 from engine.grammar.wire import (
     EXCEPTION_EXIT,
@@ -79,7 +80,7 @@ class GrammarError(ValueError):
 
 
 def compile_grammar(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
-    """Make a matcher at the beginning of a `json_schema`, `regex` or `lark` grammar.
+    """Make a matcher at the beginning of a `json_schema`, `regex`, `lark` or `gbnf` grammar.
 
     Raises GrammarError.
     """
@@ -115,6 +116,8 @@ def _source(kind: str, text: str) -> str:
             return LLMatcher.grammar_from_regex(text)
         case "lark":
             return LLMatcher.grammar_from_lark(text)
+        case "gbnf":
+            return LLMatcher.grammar_from_lark(lark_of(text))
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(
                 json.dumps(faithful(text)),

@@ -63,12 +63,14 @@ class GrammarKind(StrEnum):
     JSON_SCHEMA = "json_schema"  # the schema as JSON text
     REGEX = "regex"  # Rust's syntax, matched as a whole
     LARK = "lark"  # llguidance's dialect; `<[7]>` is the token with id 7
+    GBNF = "gbnf"  # llama.cpp's, which SGLang calls EBNF; its rule `root` is the whole
 
 
 MAX_GRAMMAR_CHARACTERS = {
     GrammarKind.JSON_SCHEMA: 256 * 1024,
     GrammarKind.REGEX: 32 * 1024,
     GrammarKind.LARK: 32 * 1024,
+    GrammarKind.GBNF: 32 * 1024,
 }
 
 

@@ -53,6 +53,10 @@ NoTools = SkipJsonSchema[
     Annotated[list[Any], Field(max_length=MAX_TOOLS), refused("only chat completions have tools")]
 ]
 
+NoThinking = SkipJsonSchema[
+    Annotated[Any, refused("the prompt goes past the template, which only chats have")]
+]
+
 
 class CompletionRequest(GenerationRequest):
     EXAMPLE: ClassVar = {"prompt": "A radix tree is", "max_tokens": 32, "temperature": 0}
@@ -65,6 +69,16 @@ class CompletionRequest(GenerationRequest):
     suffix: NoSuffix = ""
     tools: NoTools = Field(default_factory=list)
     functions: NoTools = Field(default_factory=list)
+    thinking_budget: NoThinking = None
+    thinking_token_budget: NoThinking = None
+    thinking_budget_tokens: NoThinking = None
+    reasoning_budget_tokens: NoThinking = None
+    enable_thinking: NoThinking = None
+    thinking: NoThinking = None
+    think: NoThinking = None
+    reasoning: NoThinking = None
+    reasoning_effort: NoThinking = None
+    chat_template_kwargs: NoThinking = None
 
     @field_validator("best_of")
     @classmethod

@@ -32,11 +32,8 @@ from server.dialects.openai_tools import (
 from server.errors import SERVER, ApiError
 from server.generation.choice import AnswerUsage
 from server.generation.conversation import Conversation
-from server.generation.request_fields import (
-    GenerationRequest,
-    ModelsTemplate,
-    Unsupported,
-)
+from server.generation.foreign_fields import Unsupported
+from server.generation.request_fields import GenerationRequest, ModelsTemplate
 from server.generation.requests import ServedModel
 from server.generation.tools import MAX_TOOLS, ToolChoice
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data

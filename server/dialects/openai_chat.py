@@ -12,14 +12,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from server.dialects.openai_tools import ChatTool, ChatToolChoice, FunctionCall, ToolCalls
+from server.dialects.thinking_fields import ThinkingFields
 from server.errors import UNSUPPORTED
 from server.generation import conversation
 from server.generation.conversation import (
     MAX_MESSAGES,
     MAX_PARTS,
     ROLES,
-    PlainValue,
-    ReasoningEffort,
     Text,
     check_choice,
     check_continued,
@@ -32,9 +31,7 @@ from server.generation.tools import (
     ToolCall,
     ToolChoice,
 )
-from server.json_model import ReadAs, RequestModel, any_of, at_most, present
-
-MAX_TEMPLATE_ARGUMENTS = 64
+from server.json_model import ReadAs, RequestModel, any_of, present
 
 
 class TextPart(RequestModel):
@@ -146,26 +143,7 @@ class Message(RequestModel):
 ChatMessage = Annotated[conversation.Message, ReadAs(Message)]
 
 
-def _none_reserved(arguments: object) -> object:
-    """Refuse arguments that the server sets itself."""
-    if not isinstance(arguments, dict):
-        raise PydanticCustomError("template", "must be an object")
-    if reserved := sorted(OWN_TEMPLATE_ARGUMENTS & arguments.keys()):
-        raise PydanticCustomError("template", "{name} cannot be set here", {"name": reserved[0]})
-    return arguments
-
-
-OWN_TEMPLATE_ARGUMENTS = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
-     "tokenize", "chat_template", "replays", "return_dict", "conversation"}
-)  # fmt: skip
-
-TemplateArguments = Annotated[
-    dict[str, PlainValue], BeforeValidator(_none_reserved), at_most(MAX_TEMPLATE_ARGUMENTS)
-]
-
-
-class ConversationFields(PromptRequest):
+class ConversationFields(PromptRequest, ThinkingFields):
     """The fields of a conversation. Validation makes the values of it, which are checked in whole
     before a model is loaded for them.
     """
@@ -175,8 +153,6 @@ class ConversationFields(PromptRequest):
     tool_choice: ChatToolChoice = Field(
         default_factory=ToolChoice, json_schema_extra={"default": "auto"}
     )
-    reasoning_effort: ReasoningEffort | None = None
-    chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
@@ -197,9 +173,8 @@ class ConversationFields(PromptRequest):
             messages=self.messages,
             tools=self.tools,
             tool_choice=self.tool_choice,
-            reasoning_effort=self.reasoning_effort,
-            chat_template_kwargs=self.chat_template_kwargs,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             cache_salt=self.cache_salt,
+            **self.thinking_choice.conversation_fields,
         )

@@ -1,6 +1,7 @@
 """Fields that requests of several dialects have: the model, sampling, stops, structured output."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal, Self, TypeGuard
@@ -19,6 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from engine.values.request import Grammar, GrammarKind
+from server.generation.foreign_fields import ForeignFields, Unsupported
 from server.json_model import (
     OBJECT,
     RequestModel,
@@ -34,8 +36,6 @@ MAX_CHOICES = 1024
 
 ANY_OBJECT = {"type": "object"}
 
-
-Unsupported = SkipJsonSchema[Annotated[Any, refused()]]
 NoSuffix = SkipJsonSchema[Annotated[str, refused("inserting text is not supported")]]
 ModelsTemplate = SkipJsonSchema[Annotated[str, refused("the model's own is the only one")]]
 
@@ -46,17 +46,26 @@ class NamedSchema(RequestModel):
 
 
 class ResponseFormat(RequestModel):
-    """OpenAI's. Where there is a schema it is kept to, `strict` or not."""
+    """OpenAI's, and that of llama.cpp, Together and Fireworks, where `schema` stands next to the
+    type. Where there is a schema it is kept to, `strict` or not.
+    """
 
-    model_config = any_of(of_type("text", "json_object"), present(json_schema=OBJECT))
+    model_config = any_of(
+        of_type("text", "json_object"), present(json_schema=OBJECT), present(schema=OBJECT)
+    )
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> Self:
-        if self.type == "json_schema" and self.json_schema is None:
+        if self.type == "json_schema" and self.json_schema is None and self.schema_ is None:
             raise PydanticCustomError("json_schema", "json_schema is missing")
+        if self.json_schema is not None and self.schema_ is not None:
+            raise PydanticCustomError("schema", "give either json_schema or schema")
+        if self.type == "text" and (self.json_schema or self.schema_ is not None):
+            raise PydanticCustomError("schema", "a text has no schema; the type is json_schema")
         return self
 
 
@@ -94,14 +103,24 @@ class StructuredOutputs(RequestModel):
 
 def of_format(format: ResponseFormat) -> Grammar | None:
     """The output format of a `response_format`; None for text."""
-    if format.type == "json_schema" and format.json_schema is not None:
+    if format.type == "text":
+        return None
+    if format.json_schema is not None:
         return of_schema(format.json_schema.schema_)
-    return of_schema(ANY_OBJECT) if format.type == "json_object" else None
+    return of_schema(ANY_OBJECT if format.schema_ is None else format.schema_)
 
 
 def of_schema(schema: JsonSchemaText) -> Grammar:
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
     return Grammar(GrammarKind.JSON_SCHEMA, text)
+
+
+_GBNF = re.compile(r"^[ \t]*[A-Za-z0-9_-]+[ \t]*::=", re.MULTILINE)
+
+
+def of_grammar(text: str) -> Grammar:
+    """The grammar of a text in Lark or, where its rules have `::=`, in GBNF."""
+    return Grammar(GrammarKind.GBNF if _GBNF.search(text) else GrammarKind.LARK, text)
 
 
 def of_choice(choices: list[str]) -> Grammar:
@@ -115,7 +134,7 @@ _GRAMMARS: Mapping[str, Callable[[Any], Grammar]] = {
     "json_object": of_schema,
     "regex": partial(Grammar, GrammarKind.REGEX),
     "choice": of_choice,
-    "grammar": partial(Grammar, GrammarKind.LARK),
+    "grammar": of_grammar,
 }
 
 
@@ -209,8 +228,10 @@ class RepetitionDetection(RequestModel):
 MIN_COPIES = 2
 
 
-class SampledRequest(PromptRequest, PrioritizedRequest):
-    """Sampling and stop conditions. Defaults are OpenAI's, or the model's own."""
+class SampledRequest(PromptRequest, PrioritizedRequest, ForeignFields):
+    """Sampling and stop conditions. Defaults are OpenAI's, or the model's own. What would change
+    the answer and is not served is refused, never ignored: see ForeignFields.
+    """
 
     stream: bool = False
 
@@ -249,21 +270,15 @@ class SampledRequest(PromptRequest, PrioritizedRequest):
     repetition_detection: RepetitionDetection | None = None
     speculate: bool = Field(True, description=SPECULATE)
 
-    # What vLLM has besides, and what would change the answer, is refused, never ignored.
-    use_beam_search: Unsupported = None
-    logits_processors: Unsupported = None
-    thinking_token_budget: Unsupported = None
-    guided_whitespace_pattern: Unsupported = None
-    structural_tag: Unsupported = None
-    truncate_prompt_tokens: Unsupported = None
-    prompt_embeds: Unsupported = None
+
+AnswerFormat = Literal["", "json"] | dict[str, Any]
+"""Ollama's `format`: none, any JSON object, or a schema."""
 
 
-class GenerationRequest(SampledRequest):
-    """Fields that both kinds of completion take."""
-
-    n: int = Field(1, ge=1, le=128)
-    stream_options: StreamOptions | None = None
+class StructuredRequest(RequestModel):
+    """What the answer has to match, under the names that OpenAI, vLLM, SGLang, llama.cpp and Ollama
+    have for it. All dialects take all of them, one at a time.
+    """
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -271,15 +286,11 @@ class GenerationRequest(SampledRequest):
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
-
-    @field_validator("stream_options")
-    @classmethod
-    def _only_with_stream(
-        cls, value: StreamOptions | None, info: ValidationInfo
-    ) -> StreamOptions | None:
-        if value is not None and not info.data.get("stream"):
-            raise PydanticCustomError("stream_options", "only allowed when stream is true")
-        return value
+    json_schema: JsonSchemaText | None = None
+    regex: str | None = None
+    grammar: str | None = Field(None, description="In GBNF, as llama.cpp has it, or in Lark.")
+    ebnf: str | None = Field(None, description="In GBNF, by SGLang's name.")
+    format: AnswerFormat = ""
 
     @model_validator(mode="after")
     def _one_structure(self) -> Self:
@@ -299,6 +310,7 @@ class GenerationRequest(SampledRequest):
         return list(self._structures())
 
     def _structures(self) -> Iterator[Structure]:
+        """All structures that the fields request. A dialect adds those of its own fields."""
         if self.response_format is not None and (asked := of_format(self.response_format)):
             yield "response_format", asked
         if self.structured_outputs is not None:
@@ -311,6 +323,29 @@ class GenerationRequest(SampledRequest):
             grammar=self.guided_grammar,
         ):
             yield f"guided_{name}", asked
+        if self.json_schema is not None:
+            yield "json_schema", of_schema(self.json_schema)
+        yield from _grammars(regex=self.regex or None, grammar=self.grammar or None)
+        if self.ebnf:
+            yield "ebnf", Grammar(GrammarKind.GBNF, self.ebnf)
+        if self.format != "":
+            yield "format", of_schema(ANY_OBJECT if self.format == "json" else self.format)
+
+
+class GenerationRequest(SampledRequest, StructuredRequest):
+    """Fields that both kinds of completion take."""
+
+    n: int = Field(1, ge=1, le=128)
+    stream_options: StreamOptions | None = None
+
+    @field_validator("stream_options")
+    @classmethod
+    def _only_with_stream(
+        cls, value: StreamOptions | None, info: ValidationInfo
+    ) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream"):
+            raise PydanticCustomError("stream_options", "only allowed when stream is true")
+        return value
 
     @property
     def include_usage(self) -> bool:

@@ -31,7 +31,7 @@ def planned(reasoning: str, tail: str, **fields: Any) -> AnswerPlan:
     planner = AnswerPlanner(ByteTokenizer(), settings(tools, reasoning))
     messages = [{"role": "user", "content": "Hi"}]
     body = ChatRequest.model_validate({"messages": messages, **fields})
-    return planner.plan(as_chat(body), list(tail.encode()))
+    return planner.plan(as_chat(body, reasons=True), list(tail.encode()))
 
 
 ANSWER = {
@@ -48,7 +48,7 @@ def constraint_of(
     setting = settings(parser, "deepseek_r1", tool_guides=guides)
     planner = AnswerPlanner(ByteTokenizer(added_tokens=added), setting)
     body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
-    return planner.plan(as_chat(ChatRequest.model_validate(body)), []).constraint
+    return planner.plan(as_chat(ChatRequest.model_validate(body), reasons=True), []).constraint
 
 
 def structured(**fields: Any) -> Any:

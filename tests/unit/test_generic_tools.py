@@ -104,7 +104,8 @@ def test_a_history_can_be_read_back(steps: list[tuple[str, Any]], cuts: list[int
     """Whatever texts and arguments spell, calls, results and texts of the user are as they were."""
     messages = [message_of(role, said) for role, said in steps]
     body = ChatRequest.model_validate({"messages": messages, "tools": TOOLS})
-    given_to_template = template_messages(as_chat(body).conversation.messages, TemplateTraits())
+    chat = as_chat(body, reasons=True)
+    given_to_template = template_messages(chat.conversation.messages, TemplateTraits())
     plain = plain_conversation(given_to_template, TOOLS, "system")
     system, *turns = plain.messages
     assert system["role"] == "system"
@@ -169,7 +170,7 @@ def test_a_call_after_any_text_is_held_to_its_grammar(kind: Any, before: str) ->
     fast = PreTrainedTokenizerFast(tokenizer_object=kind(), eos_token="<|im_end|>")
     tokenizer = checkpoint_with(fast, "{{ messages }}")
     messages = [{"role": "user", "content": "Hi"}]
-    chat = as_chat(ChatRequest.model_validate({"messages": messages, "tools": TOOLS}))
+    chat = as_chat(ChatRequest.model_validate({"messages": messages, "tools": TOOLS}), reasons=True)
     constraint = AnswerPlanner(tokenizer, ConversationSettings()).plan(chat, ()).constraint
     assert constraint is not None
     call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'

@@ -216,8 +216,10 @@ router = Endpoints()
 render_router = Endpoints()
 
 
-def as_chat(body: ChatRequest) -> Chat:
-    """The older of two names counts where the newer is silent."""
+def as_chat(body: ChatRequest, *, reasons: bool) -> Chat:
+    """The older of two names counts where the newer is silent. `reasons`: whether the model does,
+    in a known format. Raises ApiError (400).
+    """
     return Chat(
         conversation=body.conversation,
         sampling=body,
@@ -226,7 +228,7 @@ def as_chat(body: ChatRequest) -> Chat:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structure=body.structure,
         parallel_calls=body.parallel_tool_calls and not body.functions,  # room for one call
-        thinking_budget=body.thinking_budget,
+        thinking_budget=body.thinking_choice.budget_of(reasons=reasons),
         prediction=body.prediction.text if body.prediction else "",
         tools_field="functions" if body.functions else "tools",
     )
@@ -236,7 +238,7 @@ def as_chat(body: ChatRequest) -> Chat:
     "/v1/chat/completions", body=ChatRequest, answer=ChatCompletion, stream=chunks(ChatChunk)
 )
 def create_chat_completion(body: ChatRequest, model: ServedModel, record: RequestRecord) -> Job:
-    request, plan = prepare_chat(as_chat(body), model, record)
+    request, plan = prepare_chat(as_chat(body, reasons=model.planner.reasons), model, record)
     form = ChatForm(body, model, request.id)
     writer = form.writer if body.stream else None
     return Job(model=model, requests=[request], plan=plan, render=form.whole, writer=writer)
@@ -257,5 +259,5 @@ async def render_chat_completion(context: Context) -> Response:
 def _rendered(
     body: ChatRequest, model: ServedModel, record: RequestRecord
 ) -> tuple[Sequence[Request], bytes]:
-    request, _ = prepare_chat(as_chat(body), model, record)
+    request, _ = prepare_chat(as_chat(body, reasons=model.planner.reasons), model, record)
     return [request], wire_json(rendered_request(request, body, model.name))

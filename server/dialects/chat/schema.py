@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 from server.dialects.openai import ChatConversation, ChoiceLogprobs, UsageBody
 from server.dialects.openai_chat import Content
 from server.errors import UNSUPPORTED
+from server.generation.foreign_fields import Unsupported
 from server.generation.request_fields import GenerationRequest, TokenLimit
 from server.json_model import RequestModel, SparseModel
 
@@ -43,7 +44,6 @@ class ChatRequest(ChatConversation, GenerationRequest):
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
     parallel_tool_calls: bool = True
-    thinking_budget: int | None = Field(None, ge=0)
     service_tier: str | None = Field(
         None,
         max_length=64,
@@ -57,6 +57,9 @@ class ChatRequest(ChatConversation, GenerationRequest):
     modalities: list[Modality] = Field(
         default_factory=list, max_length=MAX_MODALITIES, fail_fast=True
     )
+
+    echo: Unsupported = None
+    add_special_tokens: Unsupported = None
 
     @field_validator("max_tokens", "max_completion_tokens")
     @classmethod

@@ -17,7 +17,6 @@ from server.dialects.messages.schema import (
     SearchResultBlockParam,
     TextBlockParam,
     ThinkingBlockParam,
-    ThinkingParam,
     ToolChoiceParam,
     ToolParam,
     ToolResultBlockParam,
@@ -28,14 +27,13 @@ from server.generation.conversation import (
     Chat,
     Conversation,
     Message,
-    PlainValue,
     Role,
     check_continued,
     check_messages,
     check_tools,
     texts,
 )
-from server.generation.request_fields import SampledRequest, Structure, of_schema
+from server.generation.request_fields import SampledRequest
 from server.generation.requests import ServedModel
 from server.generation.tools import (
     Tool,
@@ -141,12 +139,6 @@ def _check_blocks(message: MessageParam, place: str) -> None:
 BILLING_LINE = "x-anthropic-billing-header:"
 MODES: Mapping[str, ToolMode] = {"auto": "auto", "any": "required", "none": "none"}
 
-SAME = {
-    *("model", "stream", "temperature", "top_p", "top_k"),
-    *("cache_salt", "seed", "priority", "speculate"),
-}
-"""Fields with the same name in a SampledRequest."""
-
 MAX_LOGGED = 8  # types of tools, which are client input
 
 log = logging.getLogger("rootstock.messages")
@@ -162,9 +154,9 @@ def as_chat(body: MessagesRequest, model: ServedModel, record: RequestRecord) ->
         conversation=conversation(body, model),
         sampling=_sampling(body),
         max_tokens=body.max_tokens or None,  # with 0 the answer is left out
-        structure=_structure(body),
+        structure=body.structure,
         parallel_calls=choice is None or not choice.disable_parallel_tool_use,
-        thinking_budget=_budget(body.thinking) if model.planner.reasons else None,
+        thinking_budget=body.thinking_choice.budget_of(reasons=model.planner.reasons),
     )
 
 
@@ -184,10 +176,9 @@ def conversation(body: CountTokensRequest, model: ServedModel) -> Conversation:
         messages=messages,
         tools=tools,
         tool_choice=_choice(body.tool_choice),
-        reasoning_effort=body.output_config.effort,
-        chat_template_kwargs=_reasoning(body, reasons=model.planner.reasons),
         continue_final_message=is_continued,
         cache_salt=body.cache_salt,
+        **body.thinking_choice.conversation_fields,
     )
 
 
@@ -217,32 +208,5 @@ def _choice(choice: ToolChoiceParam | None) -> ToolChoice:
             return ToolChoice(MODES[choice.type])
 
 
-def _reasoning(body: CountTokensRequest, *, reasons: bool) -> dict[str, PlainValue]:
-    """The template's arguments, those of reasoning among them. `thinking` is ignored for a model
-    without reasoning: clients send it to all models.
-    """
-    template: dict[str, PlainValue] = {}
-    match body.thinking:
-        case ThinkingParam(type="enabled") if reasons:
-            template["enable_thinking"] = True
-        case ThinkingParam(type="disabled") if reasons:
-            template["enable_thinking"] = False
-    return template | body.chat_template_kwargs
-
-
-def _budget(thinking: ThinkingParam | None) -> int | None:
-    match thinking:
-        case ThinkingParam(type="enabled", budget_tokens=budget):
-            return budget
-        case _:
-            return None
-
-
 def _sampling(body: MessagesRequest) -> SampledRequest:
-    fields: Fields = body.model_dump(include=SAME, exclude_none=True)
-    return SampledRequest(stop=body.stop_sequences, **fields)
-
-
-def _structure(body: MessagesRequest) -> Structure | None:
-    format = body.output_config.format or body.output_format
-    return None if format is None else ("output_config.format", of_schema(format.schema_))
+    return body.model_copy(update={"stop": body.stop_sequences}) if body.stop_sequences else body

@@ -1,7 +1,7 @@
 """The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -12,11 +12,17 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from engine.values.model import Temperature, TopK, TopP
-from server.dialects.openai_chat import TemplateArguments, as_parts
+from server.dialects.openai_chat import as_parts
+from server.dialects.thinking_fields import ThinkingFields
 from server.errors import UNSUPPORTED
-from server.generation.conversation import MAX_MESSAGES, MAX_PARTS
-from server.generation.request_fields import MODELS_OWN, SPECULATE, PrioritizedRequest, StopTexts
+from server.generation.conversation import MAX_MESSAGES, MAX_PARTS, ReasoningEffort
+from server.generation.request_fields import (
+    SampledRequest,
+    StopTexts,
+    Structure,
+    StructuredRequest,
+    of_schema,
+)
 from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
 from server.json_model import (
     NULL,
@@ -279,24 +285,17 @@ Servers = SkipJsonSchema[
 ]
 
 
-class ThinkingParam(RequestModel):
-    """`adaptive` leaves it to the model's template, as saying nothing does."""
-
-    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: int | None = Field(None, ge=0)
-
-
 class OutputFormatParam(RequestModel):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfigParam(RequestModel):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: ReasoningEffort | None = None
     format: OutputFormatParam | None = None
 
 
-class CountTokensRequest(CacheControlled):
+class CountTokensRequest(CacheControlled, ThinkingFields):
     """The fields that make a prompt."""
 
     EXAMPLE: ClassVar = {"messages": [{"role": "user", "content": "What is a radix tree?"}]}
@@ -308,13 +307,11 @@ class CountTokensRequest(CacheControlled):
         default_factory=list
     )
     tool_choice: ToolChoiceParam | None = None
-    thinking: ThinkingParam | None = None
     output_config: OutputConfigParam = Field(default_factory=OutputConfigParam)
     output_format: OutputFormatParam | None = None  # what output_config.format was called at first
     mcp_servers: Servers = Field(default_factory=list)
 
     cache_salt: str = Field("", max_length=256)
-    chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _choosable(self) -> Self:
@@ -328,6 +325,10 @@ class CountTokensRequest(CacheControlled):
             raise PydanticCustomError("tool_choice", message, {"name": choice.name})
         return self
 
+    def _efforts(self) -> Iterator[tuple[str, ReasoningEffort | None]]:
+        yield "output_config.effort", self.output_config.effort
+        yield from super()._efforts()
+
     @property
     def declared_tools(self) -> list[ToolParam]:
         """The tools that the client runs, without those hosted by Anthropic."""
@@ -339,7 +340,7 @@ class CountTokensRequest(CacheControlled):
         return super().cache_control_count + sum(part.cache_control_count for part in parts)
 
 
-class MessagesRequest(CountTokensRequest, PrioritizedRequest):
+class MessagesRequest(CountTokensRequest, SampledRequest, StructuredRequest):
     EXAMPLE: ClassVar = {
         "max_tokens": 100,
         "messages": [{"role": "user", "content": "What is a radix tree?"}],
@@ -347,10 +348,14 @@ class MessagesRequest(CountTokensRequest, PrioritizedRequest):
 
     max_tokens: int = Field(ge=0, description="With 0 the prompt is cached, and nothing answered.")
     stop_sequences: StopTexts = Field(default_factory=list)
-    stream: bool = False
-    temperature: Temperature | None = Field(None, description=MODELS_OWN)
-    top_p: TopP | None = Field(None, description=MODELS_OWN)
-    top_k: TopK | None = Field(None, description=MODELS_OWN)
 
-    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
-    speculate: bool = Field(True, description=SPECULATE)
+    @model_validator(mode="after")
+    def _one_kind_of_stops(self) -> Self:
+        if self.stop and self.stop_sequences:
+            raise PydanticCustomError("stop", "give either stop_sequences or stop")
+        return self
+
+    def _structures(self) -> Iterator[Structure]:
+        if format := self.output_config.format or self.output_format:
+            yield "output_config.format", of_schema(format.schema_)
+        yield from super()._structures()

@@ -25,11 +25,8 @@ from server.generation.conversation import (
 )
 from server.generation.pooling import WHOLE_CONTEXT, EmbeddingRequest
 from server.generation.request_fields import (
-    ANY_OBJECT,
     NO_LIMIT,
     SampledRequest,
-    Structure,
-    of_schema,
 )
 from server.generation.requests import ServedModel, TextCompletion
 from server.generation.tools import Tool, ToolCall
@@ -126,7 +123,7 @@ def raw_completion(body: OllamaGenerateRequest, model: ServedModel) -> TextCompl
     return TextCompletion(
         prompts=[body.prompt],
         sampling=SampledRequest(**_sampled(body, model)),
-        structure=_structure(body),
+        structure=body.structure,
         max_tokens=_max_tokens(body),
         logprobs=body.n_logprobs,
     )
@@ -138,37 +135,32 @@ def _chat(
     tools: Sequence[Tool],
     model: ServedModel,
 ) -> Chat:
+    _check_thinking(body, model)
     check_messages(messages, "messages")
     check_tools(tools, "tools")
+    choice = body.thinking_choice
     conversation = Conversation(
         messages=messages,
         tools=tools,
         cache_salt=body.cache_salt,
         continue_final_message=messages[-1].is_prefill,
-        **_reasoning(body, model),
+        **choice.conversation_fields,
     )
     return Chat(
         conversation=conversation,
         sampling=SampledRequest(**_sampled(body, model)),
         max_tokens=_max_tokens(body),
         logprobs=body.n_logprobs,
-        structure=_structure(body),
+        structure=body.structure,
+        thinking_budget=choice.budget_of(reasons=model.planner.reasons),
     )
 
 
-def _reasoning(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
-    """The template's fields of reasoning."""
+def _check_thinking(body: OllamaGenerationRequest, model: ServedModel) -> None:
+    """Raises ApiError (400) where `think` is for a model that does not reason."""
     if body.think and not model.planner.reasons:
         message = f'"{model.name}" does not support thinking'  # the CLI looks for these words
         raise invalid(message, "think", UNSUPPORTED)
-    match body.think:
-        case None:
-            return {}
-        case str(effort):
-            template = {"enable_thinking": True}
-            return {"reasoning_effort": effort, "chat_template_kwargs": template}
-        case switch:
-            return {"chat_template_kwargs": {"enable_thinking": switch}}
 
 
 def _sampled(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
@@ -191,16 +183,6 @@ def _sampled(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
 def _max_tokens(body: OllamaGenerationRequest) -> int:
     asked = body.options.num_predict
     return asked if asked is not None and asked > 0 else NO_LIMIT
-
-
-def _structure(body: OllamaGenerationRequest) -> Structure | None:
-    match body.format:
-        case dict(schema):
-            return "format", of_schema(schema)
-        case "json":
-            return "format", of_schema(ANY_OBJECT)
-        case _:
-            return None
 
 
 def as_embedding(

@@ -3,7 +3,7 @@
 import math
 import re
 from datetime import datetime, timedelta
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -20,9 +20,17 @@ from pydantic_core import PydanticCustomError
 from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from server.dialects.openai import TokenLogprobBody
 from server.dialects.openai_tools import FunctionTool
+from server.dialects.thinking_fields import ThinkingFields
 from server.generation.conversation import MAX_MESSAGES
+from server.generation.foreign_fields import ForeignSamplers
 from server.generation.pooling import MAX_INPUTS
-from server.generation.request_fields import MODELS_OWN, ModelsTemplate, NoSuffix, StopTexts
+from server.generation.request_fields import (
+    MODELS_OWN,
+    ModelsTemplate,
+    NoSuffix,
+    StopTexts,
+    StructuredRequest,
+)
 from server.generation.tools import MAX_TOOLS
 from server.json_model import RequestModel, SparseModel, any_of, present, refused
 
@@ -75,19 +83,6 @@ Context = SkipJsonSchema[
         refused("send the conversation to /api/chat instead"),
     ]
 ]
-Effort = Literal["low", "medium", "high", "max"]
-
-
-def _think(value: object) -> object:
-    if isinstance(value, bool) or (isinstance(value, str) and value in get_args(Effort)):
-        return value
-    efforts = ", ".join(map(repr, get_args(Effort)))
-    raise PydanticCustomError(
-        "think", "must be true, false or one of {efforts}", {"efforts": efforts}
-    )
-
-
-Think = Annotated[bool | Effort, BeforeValidator(_think)]
 
 
 def _role(value: object) -> object:
@@ -98,12 +93,13 @@ def _role(value: object) -> object:
 Role = Annotated[
     Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_role)
 ]
-Format = Literal["", "json"] | dict[str, Any]
 ModelName = Annotated[str, Field(max_length=256)]
 
 
-class OllamaOptions(RequestModel):
-    """The honoured options. Others, about loading in Ollama or other samplers, have no effect."""
+class OllamaOptions(ForeignSamplers):
+    """The honoured options, and the samplers that are refused. Others, about loading in Ollama,
+    have no effect.
+    """
 
     num_ctx: int | None = Field(
         None, description="The context is the model's; a longer one is refused."
@@ -120,14 +116,12 @@ class OllamaOptions(RequestModel):
     stop: StopTexts = Field(default_factory=list)
 
 
-class OllamaGenerationRequest(RequestModel):
+class OllamaGenerationRequest(StructuredRequest, ThinkingFields):
     """The common fields of chats and prompts."""
 
     model: ModelName = ""
     stream: bool = True
-    format: Format = ""
     options: OllamaOptions = Field(default_factory=OllamaOptions)
-    think: Think | None = None
     keep_alive: KeepAlive | None = None
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)

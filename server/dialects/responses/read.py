@@ -23,7 +23,6 @@ from server.dialects.responses.schema import (
     RefusalContent,
     ResponsesRequest,
     TextContent,
-    TextFormat,
     ToolOutputItem,
 )
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
@@ -38,7 +37,6 @@ from server.generation.conversation import (
     check_messages,
     texts,
 )
-from server.generation.request_fields import ANY_OBJECT, Structure, of_schema
 from server.generation.requests import ServedModel
 from server.generation.tools import ToolCall, custom_arguments
 from server.json_size import check_json_size
@@ -149,22 +147,17 @@ def _reasoning(item: ReasoningItem) -> str:
     return sealed or "".join(part.text for part in item.summary)
 
 
-def as_chat(body: ResponsesRequest, prompt: Conversation) -> Chat:
+def as_chat(body: ResponsesRequest, prompt: Conversation, model: ServedModel) -> Chat:
+    """Raises ApiError (400)."""
     return Chat(
         conversation=prompt,
         sampling=body,
         max_tokens=body.max_output_tokens,
         logprobs=body.top_logprobs if body.wants_logprobs else None,
-        structure=_structure(body.text.format),
+        structure=body.structure,
         parallel_calls=body.parallel_tool_calls,
-        thinking_budget=body.thinking_budget,
+        thinking_budget=body.thinking_choice.budget_of(reasons=model.planner.reasons),
     )
-
-
-def _structure(format: TextFormat) -> Structure | None:
-    if format.type == "text":
-        return None
-    return "text.format", of_schema(ANY_OBJECT if format.schema_ is None else format.schema_)
 
 
 ID_PREFIXES = {
@@ -229,9 +222,8 @@ def _conversation(
         messages=messages,
         tools=tools.functions,
         tool_choice=choice,
-        reasoning_effort=body.reasoning.effort,
-        chat_template_kwargs=body.chat_template_kwargs,
         cache_salt=body.cache_salt,
+        **body.thinking_choice.conversation_fields,
     )
 
 

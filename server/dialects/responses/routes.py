@@ -115,7 +115,8 @@ class ResponseMaker:
         if not given.tools.has_default_strict:
             return self.prepare(body, is_enforceable)
         try:
-            request, _ = prepare_chat(as_chat(body, given.prompt), self.model, self.record)
+            chat = as_chat(body, given.prompt, self.model)
+            request, _ = prepare_chat(chat, self.model, self.record)
         except ApiError as error:
             if not _concerns_tools(error):
                 raise
@@ -133,7 +134,7 @@ class ResponseMaker:
         given = self.read(body, is_strict)
         if given.tools.hosted:
             log.info("request %s: no such tools here: %r", record.id, given.tools.hosted)
-        request, plan = prepare_chat(as_chat(body, given.prompt), model, record)
+        request, plan = prepare_chat(as_chat(body, given.prompt, model), model, record)
         form = response_form(body, given, request, model, record, self.store)
         job = Job(
             model=model,
@@ -198,7 +199,7 @@ def _head(
         **{name: getattr(body, name) for name in ECHOED},
         **{name: getattr(request.sampling, name) for name in SAMPLING},
         "reasoning": {
-            "effort": reasoning.effort,
+            "effort": body.thinking_choice.effort,
             "summary": reasoning.summary or reasoning.generate_summary,
         },
         "service_tier": "default",

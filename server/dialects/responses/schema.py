@@ -1,5 +1,6 @@
 """The bodies of `POST /v1/responses` and `/v1/responses/input_tokens`: items, tools, settings."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -13,11 +14,20 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from server.dialects.openai_chat import TemplateArguments, as_parts
+from server.dialects.openai_chat import as_parts
 from server.dialects.openai_tools import CHOICE_KIND, TaggedMode
+from server.dialects.thinking_fields import ReasoningParam, ThinkingFields
 from server.errors import UNSUPPORTED
-from server.generation.conversation import MAX_PARTS, ReasoningEffort
-from server.generation.request_fields import PromptRequest, SampledRequest, Unsupported
+from server.generation.conversation import MAX_PARTS
+from server.generation.foreign_fields import Unsupported
+from server.generation.request_fields import (
+    ANY_OBJECT,
+    PromptRequest,
+    SampledRequest,
+    Structure,
+    StructuredRequest,
+    of_schema,
+)
 from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
 from server.json_model import (
     OBJECT,
@@ -250,8 +260,7 @@ Metadata = Annotated[
 ]
 
 
-class ReasoningOptions(RequestModel):
-    effort: ReasoningEffort | None = None
+class ReasoningOptions(ReasoningParam):
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # summary's old name
 
@@ -283,7 +292,7 @@ class TextOptions(RequestModel):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class InputTokensRequest(PromptRequest):
+class InputTokensRequest(PromptRequest, ThinkingFields):
     """The fields that make a prompt."""
 
     EXAMPLE: ClassVar = {"input": "What is a radix tree?"}
@@ -298,13 +307,12 @@ class InputTokensRequest(PromptRequest):
     parallel_tool_calls: bool = True
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
     text: TextOptions = Field(default_factory=TextOptions)
-    chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
 
     conversation: Unsupported = None
     prompt: Unsupported = None
 
 
-class ResponsesRequest(InputTokensRequest, SampledRequest):
+class ResponsesRequest(InputTokensRequest, SampledRequest, StructuredRequest):
     EXAMPLE: ClassVar = {"input": "What is a radix tree?", "max_output_tokens": 100}
 
     store: bool = True
@@ -325,7 +333,6 @@ class ResponsesRequest(InputTokensRequest, SampledRequest):
         ge=1,
         description="Bounds calls of tools that OpenAI runs. There are none here: it is echoed.",
     )
-    thinking_budget: int | None = Field(None, ge=0)
 
     user: str | None = Field(None, max_length=256)
     safety_identifier: str | None = Field(None, max_length=256)
@@ -339,6 +346,12 @@ class ResponsesRequest(InputTokensRequest, SampledRequest):
         if background and info.data.get("stream"):
             raise PydanticCustomError(UNSUPPORTED, "not supported together with stream")
         return background
+
+    def _structures(self) -> Iterator[Structure]:
+        if self.text.format.type != "text":
+            schema = self.text.format.schema_
+            yield "text.format", of_schema(ANY_OBJECT if schema is None else schema)
+        yield from super()._structures()
 
     @property
     def wants_logprobs(self) -> bool:

@@ -54,7 +54,7 @@ def test_the_engine_is_asked_for_what_the_options_say(hermes: OllamaDaemon) -> N
             "seed": 42,
             "stop": ["x", "y"],
             "num_ctx": 512,
-            "mirostat": 2,
+            "mirostat": 0,
             "num_gpu": 1,
         }
     )

@@ -102,13 +102,14 @@ def test_a_failure_in_mid_stream_is_the_last_line_of_a_generation(hermes: Ollama
     assert len(parts) == 2
 
 
-@pytest.mark.parametrize("effort", ["none", "", "xhigh", 1, ["high"]])
+@pytest.mark.parametrize("effort", ["", "most", 1, ["high"]])
 def test_an_unknown_effort_is_refused_with_the_known_ones(
     hermes: OllamaDaemon, effort: Any
 ) -> None:
     answer = hermes.post(think=effort)
     assert answer.status_code == 400
-    known = "true, false or one of 'low', 'medium', 'high', 'max'"
+    efforts = ["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+    known = f"true, false or one of {', '.join(map(repr, efforts))}"
     assert message_of(answer) == f"think: must be {known}"
 
 

@@ -238,7 +238,9 @@ def planned(name: str, **fields: Any) -> Constraint | None:
     """What a chat request with tools is constrained by."""
     settings = ConversationSettings(tool_parser=name, reasoning_parser="auto")
     messages = [{"role": "user", "content": "Hi"}]
-    body = as_chat(ChatRequest.model_validate({"messages": messages, "tools": TOOLS, **fields}))
+    body = as_chat(
+        ChatRequest.model_validate({"messages": messages, "tools": TOOLS, **fields}), reasons=True
+    )
     return AnswerPlanner(tokenizer(name), settings).plan(body, ()).constraint
 
 
@@ -429,7 +431,9 @@ def test_a_planner_writes_the_grammar_of_the_same_tools_once(
             "tools": [{"type": "function", "function": tool}],
             "tool_choice": "required",
         }
-        return planner.plan(as_chat(ChatRequest.model_validate(fields)), ()).constraint
+        return planner.plan(
+            as_chat(ChatRequest.model_validate(fields), reasons=True), ()
+        ).constraint
 
     first = constraint_of("Look.", "Hi")
     assert first is not None
