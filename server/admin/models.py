@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from anyio import current_time
 from fastapi import Query
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException
 
 from engine.values.model import ModelCard, Place, SamplingDefaults, Task, facts_of
 from engine.values.stats import EngineStats
@@ -164,10 +163,14 @@ async def list_models(
     )
 
 
+# An empty id, which elsewhere means the first model, is none here.
+list_router.endpoint(
+    "GET", "/v1/models/", errors=None, response_model_exclude_unset=True, include_in_schema=False
+)(list_models)
+
+
 @list_router.endpoint("GET", "/v1/models/{id:path}", errors=MODEL_ERRORS)
 async def get_model(id: str, service: ServiceDependency, record: RecordDependency) -> Model:
-    if not id:  # which elsewhere means the first model
-        raise HTTPException(404)
     return _model(service, id, await service.chosen(id, record))
 
 
