@@ -11,6 +11,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from server.dialects.files import FileFields
 from server.dialects.openai_tools import ChatTool, ChatToolChoice, FunctionCall, ToolCalls
 from server.dialects.thinking_fields import ThinkingFields
 from server.errors import UNSUPPORTED
@@ -31,11 +32,11 @@ from server.generation.tools import (
     ToolCall,
     ToolChoice,
 )
-from server.json_model import ReadAs, RequestModel, any_of, present
+from server.json_model import ByType, ReadAs, RequestModel, any_of, present
 
 
 class TextPart(RequestModel):
-    """One part of a message's content. Text is the only kind that is served."""
+    """One part of a message's content. Text is the only kind that is served, and files of text."""
 
     type: str = Field(json_schema_extra={"const": "text"})
     text: str
@@ -52,6 +53,16 @@ class TextPart(RequestModel):
         return Text(self.text)
 
 
+class FilePart(RequestModel):
+    """A file of text."""
+
+    type: Literal["file"]
+    file: FileFields
+
+    def value(self) -> Text:
+        return Text(self.file.required_text())
+
+
 def _text(text: object) -> dict[str, object]:
     return {"type": "text", "text": text}
 
@@ -66,7 +77,8 @@ def as_parts(content: object) -> object:
 
 
 _TextParts = Annotated[
-    list[Annotated[Text, ReadAs(TextPart)]], Field(max_length=MAX_PARTS, fail_fast=True)
+    list[Annotated[Text, ReadAs(Annotated[TextPart | FilePart, ByType(TextPart)])]],
+    Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 Content = Annotated[_TextParts, BeforeValidator(as_parts, json_schema_input_type=str | _TextParts)]
 

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 from pydantic import TypeAdapter
 
+from server.dialects.files import FileFields
 from server.dialects.responses.answer import unseal
 from server.dialects.responses.schema import (
     ConversationItem,
@@ -41,7 +42,7 @@ from server.generation.requests import ServedModel
 from server.generation.tools import ToolCall, custom_arguments
 from server.json_size import check_json_size
 
-Part = TextContent | RefusalContent | MediaContent
+Part = TextContent | RefusalContent | FileFields | MediaContent
 
 MEDIA_NOTE = "(An image or a file stood here. This model reads text alone.)"
 
@@ -135,6 +136,8 @@ def _text(part: Part) -> str:
             return part.text
         case RefusalContent():
             return part.refusal
+        case FileFields():
+            return part.text or MEDIA_NOTE
         case MediaContent():
             return MEDIA_NOTE
 

@@ -14,6 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from server.dialects.files import FileFields
 from server.dialects.openai_chat import as_parts
 from server.dialects.openai_tools import CHOICE_KIND, TaggedMode
 from server.dialects.thinking_fields import ReasoningParam, ThinkingFields
@@ -54,17 +55,36 @@ class RefusalContent(RequestModel):
     refusal: str
 
 
-class MediaContent(RequestModel):
-    """An image or a file in a tool's output. The prompt says that it cannot be shown."""
+class FileContent(FileFields):
+    """A file of text."""
 
-    type: Literal["input_image", "input_file"]
+    type: Literal["input_file"]
+
+    @model_validator(mode="after")
+    def _is_text(self) -> Self:
+        self.required_text()
+        return self
+
+
+class OutputFileContent(FileFields):
+    """A file in a tool's output. Of one that is no text the prompt says that it cannot be shown."""
+
+    type: Literal["input_file"]
+
+
+class MediaContent(RequestModel):
+    """An image in a tool's output. The prompt says that it cannot be shown."""
+
+    type: Literal["input_image"]
 
 
 MessagePart = Annotated[
-    TextContent | RefusalContent,
+    TextContent | RefusalContent | FileContent,
     ByType(TextContent, unknown="parts of type '{kind}' are not supported, only text"),
 ]
-OutputPart = Annotated[TextContent | RefusalContent | MediaContent, ByType(TextContent)]
+OutputPart = Annotated[
+    TextContent | RefusalContent | OutputFileContent | MediaContent, ByType(TextContent)
+]
 
 _MessageParts = Annotated[list[MessagePart], Field(max_length=MAX_PARTS, fail_fast=True)]
 _OutputParts = Annotated[list[OutputPart], Field(max_length=MAX_PARTS, fail_fast=True)]
