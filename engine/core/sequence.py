@@ -386,13 +386,13 @@ def batch_entry(sequence: LiveSequence) -> BatchEntry:
     params, tokens = sequence.request.sampling, sequence.tokens
     repeats = params.repetition_penalty != 1.0
     penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-    is_read = penalised or params.bad_words
+    is_read = penalised or params.bad_words or params.dry is not None
     output = tokens.ids(sequence.prompt_tokens, len(tokens)) if is_read else ()
     sampling = Sampling(
         params=params,
         seed=sequence.seed,
         output_index=sequence.output_tokens,
-        prompt_tokens=sequence.request.prompt if repeats else NO_TOKENS,
+        prompt_tokens=sequence.request.prompt if repeats or params.dry else NO_TOKENS,
         output_tokens=tuple(output),
         banned_tokens=sequence.banned_tokens(),
     )

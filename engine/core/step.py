@@ -63,8 +63,8 @@ class Sampling:
     params: SamplingParams
     seed: int
     output_index: int = 0  # number of tokens generated before it enters
-    prompt_tokens: PackedTokens = NO_TOKENS  # for repetition_penalty; empty when it is off
-    output_tokens: tuple[int, ...] = ()  # for penalties and bad words; empty where there are none
+    prompt_tokens: PackedTokens = NO_TOKENS  # for repetition_penalty and DRY; empty without
+    output_tokens: tuple[int, ...] = ()  # for penalties, DRY and bad words; empty without
     banned_tokens: tuple[int, ...] = ()  # banned before `min_tokens`, in rows without a mask
 
 

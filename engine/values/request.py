@@ -34,12 +34,39 @@ class Pooling(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Xtc:
+    """XTC ("exclude top choices"): with this probability a draw leaves out all tokens that are
+    above the threshold, but for the least likely of them and the `protected` ones.
+    """
+
+    probability: float
+    threshold: float
+    protected: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dry:
+    """DRY: a token that would continue a repetition of n tokens, at least `allowed_length`, loses
+    multiplier * base ^ (n - allowed_length).
+
+    `penalty_last_n` is how many of the last tokens of prompt and output are searched, -1 for all.
+    No repetition goes past one of the `breakers`, each a sequence of tokens.
+    """
+
+    multiplier: float
+    base: float = 1.75
+    allowed_length: int = 2
+    penalty_last_n: int = -1
+    breakers: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters. The defaults leave the model's distribution unchanged.
 
-    Order of application: logit_bias and penalties on the logits, then the tokens that are ruled
-    out, then temperature, top_k, top_p, min_p. Log-probabilities that are reported come from the
-    logits before any of these.
+    Order of application: logit_bias, penalties and DRY on the logits, then the tokens that are
+    ruled out, then temperature, top_k, top_p, min_p, XTC. Log-probabilities that are reported come
+    from the logits before any of these.
     """
 
     temperature: float = 1.0  # 0 is greedy
@@ -55,6 +82,8 @@ class SamplingParams:
     seed: int | None = None  # None: the engine draws one
     top_logprobs: int | None = None  # None: none; 0: the chosen token's alone
     min_tokens: int = 0  # no stop token is sampled before
+    xtc: Xtc | None = None
+    dry: Dry | None = None
 
 
 class GrammarKind(StrEnum):

@@ -116,7 +116,11 @@ class OllamaError(BaseModel):
     error: str
 
 
-OLLAMA_FIELDS = {"stop": "options.stop", "response_format": "format"}
+OLLAMA_FIELDS = {
+    "stop": "options.stop",
+    "response_format": "format",
+    "repeat_last_n": "options.repeat_last_n",
+}
 """Fields of a chat, or of a completion, with another name in Ollama's requests."""
 
 

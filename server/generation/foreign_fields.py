@@ -2,9 +2,9 @@
 nothing passes, because clients send all of their settings.
 """
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -70,23 +70,10 @@ class ForeignSamplers(RequestModel):
     banned_strings: Off = None
     custom_token_bans: Off = None
     repeat_last_n: SkipJsonSchema[int | None] = None
-
-    @model_validator(mode="after")
-    def _whole_window(self) -> Self:
-        """Penalties cover prompt and output: another window changes nothing where there is none."""
-        penalties = (
-            (getattr(self, "repetition_penalty", None) or 1) != 1,
-            (getattr(self, "repeat_penalty", None) or 1) != 1,
-            getattr(self, "presence_penalty", 0),
-            getattr(self, "frequency_penalty", 0),
-        )
-        if self.repeat_last_n not in {None, -1} and any(penalties):
-            message = "repeat_last_n: not supported with a penalty; only -1, which is all tokens"
-            raise PydanticCustomError(UNSUPPORTED, message)
-        return self
+    """Checked where the penalties are known: with one, it can only be -1."""
 
 
-class ForeignFields(ForeignSamplers):
+class ForeignFields(RequestModel):
     """What else vLLM, SGLang and llama.cpp have that changes an answer."""
 
     use_beam_search: Unsupported = None
@@ -100,16 +87,11 @@ class ForeignFields(ForeignSamplers):
     grammar_triggers: Unsupported = None
     truncate_prompt_tokens: Unsupported = None
     prompt_embeds: Unsupported = None
-    prompt_logprobs: Off = None
-    logprob_token_ids: Unsupported = None
     watermarking: Unsupported = None
     stop_regex: Unsupported = None
     no_stop_trim: Unsupported = None
     include_stop_str_in_output: Unsupported = None
     skip_special_tokens: Always = None
-    return_tokens_as_token_ids: Unsupported = None
-    return_token_ids: Unsupported = None
-    return_hidden_states: Unsupported = None
     include_reasoning: Always = None
     separate_reasoning: Always = None
     reasoning_format: SkipJsonSchema[Annotated[Any, neutral("auto", "deepseek")]] = None

@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from engine.values.request import Grammar, GrammarKind
 from server.generation.foreign_fields import ForeignFields, Unsupported
+from server.generation.sampler_fields import SamplerFields
 from server.json_model import (
     OBJECT,
     RequestModel,
@@ -228,7 +229,26 @@ class RepetitionDetection(RequestModel):
 MIN_COPIES = 2
 
 
-class SampledRequest(PromptRequest, PrioritizedRequest, ForeignFields):
+class PromptCacheOptions(RequestModel):
+    """OpenAI's. Every prompt is cached, so there is nothing else to choose."""
+
+    prewarm: bool = False
+
+
+class PrewarmRequest(RequestModel):
+    """Two ways to have a prompt computed and cached, and nothing generated."""
+
+    generate: bool = True
+    prompt_cache_options: PromptCacheOptions = Field(default_factory=PromptCacheOptions)
+
+    @property
+    def is_prewarm(self) -> bool:
+        return not self.generate or self.prompt_cache_options.prewarm
+
+
+class SampledRequest(
+    PromptRequest, PrioritizedRequest, PrewarmRequest, SamplerFields, ForeignFields
+):
     """Sampling and stop conditions. Defaults are OpenAI's, or the model's own. What would change
     the answer and is not served is refused, never ignored: see ForeignFields.
     """
@@ -240,6 +260,9 @@ class SampledRequest(PromptRequest, PrioritizedRequest, ForeignFields):
     top_k: TopK | None = Field(None, description=MODELS_OWN)
     min_p: MinP | None = Field(None, description=MODELS_OWN)
     repetition_penalty: RepetitionPenalty | None = Field(None, description=MODELS_OWN)
+    repeat_penalty: RepetitionPenalty | None = Field(
+        None, description="llama.cpp's name of `repetition_penalty`."
+    )
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: Biases = Field(default_factory=dict)

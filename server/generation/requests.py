@@ -8,7 +8,7 @@ from engine.api import Engine
 from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.request import TEXT_BEFORE_TOKENS, LoopLimit, Request, SamplingParams
 from engine.values.tokens import pack
-from server.errors import ApiError, InvalidField
+from server.errors import UNSUPPORTED, ApiError, InvalidField
 from server.generation.conversation import Chat
 from server.generation.history import CommonPrefixTracker, Replays
 from server.generation.plan import AnswerPlan, AnswerPlanner
@@ -25,6 +25,7 @@ from server.generation.request_fields import (
     SampledRequest,
     Structure,
 )
+from server.generation.sampler_fields import BreakerTokens, xtc_of
 from server.record import RequestRecord
 from server.settings.models import ModelSettings
 
@@ -56,6 +57,7 @@ class ServedModel:
     planner: AnswerPlanner
     replays: Replays
     prefixes: CommonPrefixTracker
+    breakers: BreakerTokens
 
     @property
     def name(self) -> str:
@@ -96,9 +98,10 @@ def served_models(
     planner = AnswerPlanner(engine.tokenizer, settings)
     prompts = PromptEncoder(engine.tokenizer, planner.tools, engine.card)
     prefixes = CommonPrefixTracker()
+    breakers = BreakerTokens(engine.tokenizer, engine.card.vocab_size)
     return {
         alias.name: ServedModel(
-            alias, settings, engine, prompts, planner, replays[alias.adapter], prefixes
+            alias, settings, engine, prompts, planner, replays[alias.adapter], prefixes, breakers
         )
         for alias in names
     }
@@ -178,8 +181,8 @@ def prepare_chat(
         )
     card = model.engine.card
     check_token_ids(prediction, card, "prediction")
-    plan = model.planner.plan(chat, prompt)
     max_tokens = _max_tokens(chat.max_tokens, prompt, card, "messages")
+    plan = model.planner.plan(chat, prompt)
     check_prompt(prompt, card, "messages")
     has_stops = chat.sampling.stop or chat.sampling.stop_token_ids
     request = _request(
@@ -296,10 +299,10 @@ def _request(
     if any(not 0 <= token_id < card.vocab_size for token_id in body.stop_token_ids):
         limit = f"within 0 and {card.vocab_size - 1}"
         raise InvalidField("stop_token_ids", f"token ids must be {limit}")
-    sampling = _sampling(body, card, max_tokens, logprobs)
+    sampling = _sampling(body, model, max_tokens, logprobs)
     special, ids = model.engine.tokenizer.special_tokens, model.engine.tokenizer.added_tokens
     named = {ids[text]: text for text in body.stop if text in special and text in ids}
-    return Request(
+    request = Request(
         max_tokens=max_tokens,
         sampling=_with_bad_words(sampling, bad_words, body.stop_token_ids, card),
         stop=tuple(body.stop),
@@ -314,6 +317,13 @@ def _request(
         adapter=model.adapter,
         **fields,
     )
+    return without_output(request) if body.is_prewarm else request
+
+
+def without_output(request: Request) -> Request:
+    """The request that computes the same prompt, and generates nothing."""
+    sampling = replace(request.sampling, min_tokens=0)
+    return replace(request, max_tokens=0, constraint=None, thinking_budget=None, sampling=sampling)
 
 
 def _loops(body: SampledRequest, model: ServedModel, *, has_tools: bool) -> LoopLimit | None:
@@ -327,20 +337,21 @@ def _loops(body: SampledRequest, model: ServedModel, *, has_tools: bool) -> Loop
 
 
 def _sampling(
-    body: SampledRequest, card: ModelCard, max_tokens: int, logprobs: int | None
+    body: SampledRequest, model: ServedModel, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
+    card = model.engine.card
     if body.min_tokens > max_tokens:
         raise InvalidField(
             "min_tokens",
             f"{body.min_tokens} is above the {max_tokens} tokens that may be generated",
         )
-    asked = _with_defaults(body, card.sampling)
+    asked, penalty = _with_defaults(body, card.sampling), _repetition_penalty(body)
     return SamplingParams(
         temperature=asked.temperature if asked.top_p else 0.0,  # no mass at all: the best alone
         top_p=asked.top_p or 1.0,
         top_k=max(asked.top_k, 0),
         min_p=asked.min_p,
-        repetition_penalty=asked.repetition_penalty,
+        repetition_penalty=asked.repetition_penalty if penalty is None else penalty,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logit_bias=_logit_bias(body, card),
@@ -348,7 +359,26 @@ def _sampling(
         seed=None if body.seed is None else body.seed % 2**64,
         top_logprobs=None if logprobs is None else min(logprobs, card.vocab_size),
         min_tokens=body.min_tokens,
+        xtc=xtc_of(body, card.eos_token_ids, model.engine.tokenizer)
+        if body.xtc_probability
+        else None,
+        dry=model.breakers.dry_of(body) if body.dry_multiplier else None,
     )
+
+
+def _repetition_penalty(body: SampledRequest) -> float | None:
+    """The penalty by either of its names; None where the request has neither. Raises ApiError (400)
+    where they differ, and where it is for a part of the tokens.
+    """
+    names = (body.repetition_penalty, body.repeat_penalty)
+    given = {penalty for penalty in names if penalty is not None}
+    if len(given) > 1:
+        raise InvalidField("repeat_penalty", "it contradicts repetition_penalty")
+    has_penalty = body.presence_penalty or body.frequency_penalty or given - {1}
+    if body.repeat_last_n not in {None, -1} and has_penalty:
+        message = "a penalty covers all tokens of prompt and output; only -1 passes with one"
+        raise InvalidField("repeat_last_n", message, UNSUPPORTED)
+    return given.pop() if given else None
 
 
 def _with_defaults(body: SampledRequest, defaults: SamplingDefaults) -> SamplingDefaults:

@@ -206,8 +206,8 @@ IGNORED = {
     "length_penalty": 2.0,
     "use_beam_search": False,
     "documents": [],
-    "include_stop_str_in_output": True,
-    "skip_special_tokens": False,
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
     "prompt_logprobs": 1,
     "return_token_ids": True,
 }

@@ -21,7 +21,7 @@ from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.output import OutputEvent
-from engine.values.request import Request, SamplingParams
+from engine.values.request import Dry, Request, SamplingParams, Xtc
 from engine.values.tokens import pack
 from measuring.random_checkpoint import VOCAB_SIZE
 from tests.devices import launches
@@ -113,7 +113,9 @@ def test_rows_come_and_go_and_grow(
 
 def preempt_and_fork(daemon: OfflineDaemon) -> Outputs:
     """In an arena that has too few blocks for all."""
-    sampling = SamplingParams(seed=5, repetition_penalty=1.2, top_logprobs=2)
+    sampling = SamplingParams(
+        seed=5, repetition_penalty=1.2, top_logprobs=2, xtc=Xtc(0.5, 0.02), dry=Dry(1.0)
+    )
     said = daemon.serve(
         *(request(str(at), 19 + 4 * at, 30, sampling, n=1 + at % 2) for at in range(4))
     )

@@ -15,7 +15,7 @@ from mlx.nn.layers.base import Module
 from engine.core.step import Decode, Failed, Sampled, SampledToken, StepMasks, Verified, Verify
 from engine.grammar.masks import mask_words
 from engine.mlx_backend.model.batching import LADDER
-from engine.values.request import SamplingParams
+from engine.values.request import Dry, SamplingParams, Xtc
 from measuring.random_checkpoint import CONFIGS, VOCAB_SIZE
 from tests.checkpoints import Family, write_family
 from tests.devices import tolerance
@@ -78,6 +78,15 @@ ASKED = (
             seed=5,
             allowed_token_ids=frozenset(range(8)),
             bad_words=((1,), (2, 2), (3, 4), (5, 6, 7), (7, 5, 0)),
+        ),
+        (),
+    ),
+    (
+        SamplingParams(
+            seed=6,
+            temperature=0.5,
+            xtc=Xtc(0.5, 0.02, (3,)),
+            dry=Dry(1.5, allowed_length=1, breakers=((4,), (5, 6))),
         ),
         (),
     ),

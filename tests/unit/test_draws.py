@@ -10,9 +10,11 @@ import numpy.typing as npt
 import pytest
 
 from engine.mlx_backend.sampling import draws
-from engine.mlx_backend.sampling.draws import Draw, DrawParams, draw, kind_of
+from engine.mlx_backend.sampling.draws import Draw, draw, kind_of
+from engine.mlx_backend.sampling.params import DrawParams
+from engine.mlx_backend.sampling.params import _digest as digest_of
 from engine.mlx_backend.sampling.sampler import as_list
-from engine.values.request import SamplingParams
+from engine.values.request import SamplingParams, Xtc
 from tests.devices import DEVICE, is_cpu
 
 Floats = npt.NDArray[np.float32]
@@ -28,6 +30,8 @@ KINDS = {
     "top_p": SamplingParams(top_p=0.9),
     "top_p of many draws": SamplingParams(top_p=0.5),
     "top_p in rounds": SamplingParams(top_p=0.1, min_p=0.05),
+    "xtc": SamplingParams(temperature=0.8, min_p=0.01, xtc=Xtc(0.5, 0.05, (3, 9))),
+    "xtc, top_k": SamplingParams(top_k=20, top_p=0.95, xtc=Xtc(0.5, 0.1)),
 }
 all_kinds = pytest.mark.parametrize("params", KINDS.values(), ids=KINDS)
 random_kinds = pytest.mark.parametrize(
@@ -122,9 +126,9 @@ def test_the_two_numbers_of_a_draw_are_independent(grid: Floats) -> None:
 
 
 def test_seeds_of_32_bits_all_differ_and_others_are_modulo_2_to_the_64() -> None:
-    assert [draws._digest(seed) for seed in (0, 1, 2**32 - 1)] == [0, 1, 2**32 - 1]
-    assert draws._digest(-1) == draws._digest(2**64 - 1)
-    digests = {draws._digest(seed) for seed in (-1, 0, 2**32, 2**33, 2**63)}
+    assert [digest_of(seed) for seed in (0, 1, 2**32 - 1)] == [0, 1, 2**32 - 1]
+    assert digest_of(-1) == digest_of(2**64 - 1)
+    digests = {digest_of(seed) for seed in (-1, 0, 2**32, 2**33, 2**63)}
     assert len(digests) == 5
 
 

@@ -12,11 +12,12 @@ import pytest
 
 from engine.core.step import NO_MASKS, SampledToken, Sampling
 from engine.mlx_backend.sampling import draws
-from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind
+from engine.mlx_backend.sampling.draws import Draw, Kind
 from engine.mlx_backend.sampling.edits import SamplingRow, mask_of
+from engine.mlx_backend.sampling.params import DrawParams
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
 from engine.values.output import TokenLogprob
-from engine.values.request import SamplingParams
+from engine.values.request import Dry, SamplingParams, Xtc
 from engine.values.tokens import pack
 from tests.devices import DEVICE, is_cpu, rounding
 
@@ -32,6 +33,8 @@ EVERYTHING = SamplingParams(
     frequency_penalty=0.25,
     logit_bias={3: 2.0, 5: -1.5},
     top_logprobs=3,
+    xtc=Xtc(0.5, 0.1, (2,)),
+    dry=Dry(0.8, allowed_length=1, breakers=((4,), (6, 7))),
 )
 
 

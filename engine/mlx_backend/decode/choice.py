@@ -30,8 +30,9 @@ from engine.mlx_backend.loading.memory import (
 from engine.mlx_backend.loading.selfcheck import deviation, tolerance
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.patches import NO_ADAPTER
-from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
+from engine.mlx_backend.sampling.draws import Draw, ExcludeTop, Kind, draw
 from engine.mlx_backend.sampling.edits import SamplingRow
+from engine.mlx_backend.sampling.params import DrawParams
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams
 from engine.values.stats import DecodeStats
@@ -124,8 +125,10 @@ class DecodePath:
         self.compiled, self._draws = compiled, CompiledDraws()
 
     def draw(self, kind: Kind, logits: mx.array, params: DrawParams) -> Draw:
-        """Draw tokens as `draws.draw` does, by a compiled function where decodes are compiled."""
-        if self._draws is not None:
+        """Draw tokens as `draws.draw` does, by a compiled function where decodes are compiled. XTC
+        is seldom used and was not rehearsed, so that a step would wait for its compilation.
+        """
+        if self._draws is not None and not isinstance(kind, ExcludeTop):
             try:
                 return self._draws.draw(kind, logits, params)
             except Exception as error:  # MLX may raise anything

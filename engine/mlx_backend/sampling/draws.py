@@ -1,5 +1,5 @@
 """Draws one token for each row of logits: the likeliest, or one by the weights that the cuts of
-top_k, top_p and min_p leave. `kind_of` says which of four ways a request's parameters take.
+top_k, top_p, min_p and XTC leave. `kind_of` says which of five ways a request's parameters take.
 
 `draw` is a pure function of arrays, which `mx.compile` can trace. A row's token depends on its own
 line of the arrays alone, bit for bit, whatever the other rows are.
@@ -10,24 +10,20 @@ themselves, for draws that are not compiled as a whole. Their kernels are built 
 """
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from engine.mlx_backend.exponential import LOWEST_SCORE, softmax_weights
 from engine.mlx_backend.sampling.maxima import BLOCK_TOKENS, Maxima, indices, strips_of, total_of
+from engine.mlx_backend.sampling.params import ALL_TOKENS, GREEDY_BELOW, DrawParams
 from engine.values.request import SamplingParams
 
 UNIFORM_BITS = 24
 """Random numbers of this many bits are exact in float32."""
-
-GREEDY_BELOW = 1e-5
-"""Temperatures under this are 0: the quotients would be beyond float32's precision anyway."""
 
 MISSES = 2.0**-23
 """A row with top_p takes its likeliest token if no draw is in its nucleus: less often than this."""
@@ -38,36 +34,6 @@ draws (8 rows of 8,192 tokens, two cores)."""
 
 MOST_PARTS = 8
 """Parts of the sorted draws between which one compiled function chooses: MLX does not fuse more."""
-
-
-class DrawParams(NamedTuple):
-    """What draws depend on besides the logits, one line for each row."""
-
-    keys: mx.array
-    """uint32 [rows, 1, 2]: 32 bits of the seed, and the index of the token in the output."""
-    coldness: mx.array
-    """float32 [rows, 1, 1, 1]: 1 / temperature."""
-    least_score: mx.array
-    """float32 [rows, 1, 1, 1]: the logarithm of min_p, below which a score is cut. A token's score
-    is its logit less the row's largest, times the coldness."""
-    top_k: mx.array
-    """int32 [rows, 1, 1, 1]."""
-    top_p: mx.array
-    """float32 [rows, 1, 1, 1]; infinite where it is 1, for that cuts nothing, whatever the
-    rounding."""
-
-    @classmethod
-    def of(
-        cls, rows: Sequence[SamplingParams], seeds: Sequence[int], output_indices: Sequence[int]
-    ) -> "DrawParams":
-        keys = list(zip(map(_digest, seeds), output_indices, strict=True))
-        return cls(
-            mx.array(np.array(keys, dtype=np.uint32)[:, None]),
-            _column(1 / max(row.temperature, GREEDY_BELOW) for row in rows),
-            _column(math.log(max(row.min_p, math.exp(LOWEST_SCORE))) for row in rows),
-            _column((min(row.top_k, 2**31 - 1) for row in rows), np.int32),
-            _column(row.top_p if row.top_p < 1 else math.inf for row in rows),
-        )
 
 
 class Draw(NamedTuple):
@@ -212,13 +178,75 @@ class TopP:
         return chosen.astype(mx.uint32), peaks  # the lower half of a key is the token
 
 
-Kind: TypeAlias = Greedy | Inverse | TopK | TopP
+@dataclass(frozen=True, slots=True)
+class ExcludeTop:
+    """Rows with XTC: all tokens are sorted, or the first `most`. The probabilities that its
+    threshold is compared with are those of temperature 1 among the tokens that top_k, top_p and
+    min_p leave, as mlx-lm has them.
+    """
+
+    most: int
+    protected: tuple[int, ...]
+
+    is_random: ClassVar[bool] = True
+
+    def choose(self, logits: mx.array, params: DrawParams) -> tuple[mx.array, mx.array]:
+        maxima = Maxima.of(logits)
+        tokens, largest = maxima.largest(self.most)
+        ranks = indices(tokens.shape[1], axis=1)
+        bits = _random_bits(params.keys, 1)
+        is_kept = _is_left_by_cuts(largest, maxima.peaks, ranks, params)
+        is_excluded = _is_top_choice(largest, maxima.peaks, is_kept, params.xtc_threshold)
+        is_excluded &= _uniforms(bits[..., 1:]) <= params.xtc_probability
+        for token in self.protected:
+            is_excluded &= tokens != token
+        left = mx.where(is_kept & ~is_excluded, largest, -math.inf)
+        likeliest = left.max(axis=1, keepdims=True)
+        weights = softmax_weights(left, likeliest, params.coldness, LOWEST_SCORE)
+        before = mx.cumsum(weights, axis=1, inclusive=False)
+        whole = weights.sum(axis=1, keepdims=True)
+        rank = _reached(weights, before, whole, bits[..., :1], ranks).max(axis=1, keepdims=True)
+        return mx.take_along_axis(tokens, rank, axis=1), maxima.peaks
+
+
+def _is_left_by_cuts(
+    largest: mx.array, peaks: mx.array, ranks: mx.array, params: DrawParams
+) -> mx.array:
+    """Whether top_k, top_p and min_p leave each of the logits, which are in order. A token may be
+    left whose weight is 0 at a low temperature.
+    """
+    weights = _first(
+        softmax_weights(largest, peaks, params.coldness, LOWEST_SCORE), ranks, params.top_k
+    )
+    before = mx.cumsum(weights, axis=1, inclusive=False)
+    whole = weights.sum(axis=1, keepdims=True)
+    smallest = _nucleus(weights, before, whole, params.top_p).min(axis=1, keepdims=True)
+    has_min_p = params.least_score > LOWEST_SCORE + 1
+    scores = (largest - peaks) * params.coldness
+    is_likely = ~has_min_p | (scores >= params.least_score)
+    return (ranks < params.top_k) & (weights >= smallest) & is_likely & (largest > -math.inf)
+
+
+def _is_top_choice(
+    largest: mx.array, peaks: mx.array, is_kept: mx.array, threshold: mx.array
+) -> mx.array:
+    """Whether each token is likelier than the least likely of those above the threshold."""
+    weights = mx.where(is_kept, mx.exp(largest - peaks), 0.0)
+    probabilities = weights / weights.sum(axis=1, keepdims=True)
+    above = mx.where(probabilities > threshold, probabilities, math.inf)
+    return probabilities > above.min(axis=1, keepdims=True)
+
+
+Kind: TypeAlias = Greedy | Inverse | TopK | TopP | ExcludeTop
 
 
 def kind_of(params: SamplingParams) -> Kind:
     """How a row with such parameters gets its token; rows of one kind go together."""
     if params.temperature < GREEDY_BELOW or params.top_p == 0:
         return Greedy()
+    if params.xtc is not None and params.xtc.probability > 0:
+        most = TopK.of(params.top_k).most if params.top_k > 0 else ALL_TOKENS
+        return ExcludeTop(most, params.xtc.protected)
     if params.top_k > 0:
         return TopK.of(params.top_k)
     return Inverse() if params.top_p >= 1 else TopP.of(params.top_p, params.min_p > 0)
@@ -427,16 +455,3 @@ def _keys_inside(
     tokens = _token_ids(proposed.strip, proposed.column, n_columns, last_token)
     keys = slots.astype(mx.int64) * 2**32 + tokens.astype(mx.int64)
     return mx.where(is_inside | (slots == slots.size - 1), keys, 2**62)
-
-
-# Parameters
-
-
-def _digest(seed: int) -> int:
-    """32 bits of a seed modulo 2^64. Seeds from 0 to 2^32 - 1 are their own digests."""
-    seed %= 2**64
-    return (seed + (seed >> 32) * 0x9E3779B1) % 2**32
-
-
-def _column(values: Iterable[float], dtype: npt.DTypeLike = np.float32) -> mx.array:
-    return mx.array(np.array(list(values), dtype=dtype)[:, None, None, None])

@@ -3,7 +3,7 @@ biases, bans and masks."""
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import NamedTuple
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from engine.core.step import Masks, Sampling
 from engine.mlx_backend.sampling.draws import Kind, kind_of
+from engine.mlx_backend.sampling.dry import DryState
 from engine.values.request import SamplingParams
 
 PENALTIES_OFF = (1.0, 0.0, 0.0)
@@ -135,7 +136,8 @@ class SamplingRow:
         if params.allowed_token_ids is not None or params.bad_words:
             self.rules = TokenRules(params, sampling.output_tokens)
         self._counts = Counter(() if self._is_constant else sampling.output_tokens)
-        seen = dict.fromkeys([*sampling.prompt_tokens, *self._counts])
+        repeats = params.repetition_penalty != 1
+        seen = dict.fromkeys([*(sampling.prompt_tokens if repeats else ()), *self._counts])
         self._slots = {token: slot for slot, token in enumerate(biases | seen)}
         self._tokens = np.array(list(self._slots), dtype=np.uint32)
         self._values = _unchanged(len(self._slots))
@@ -143,11 +145,15 @@ class SamplingRow:
         self._values[_DIVISOR, self._slots_of(seen)] = params.repetition_penalty
         penalties = [self._penalty(count) for count in self._counts.values()]
         self._values[_PENALTY, self._slots_of(self._counts)] = penalties
+        self._dry: DryState | None = None
+        if params.dry is not None:
+            text = [*sampling.prompt_tokens, *sampling.output_tokens]
+            self._dry = DryState(params.dry, text)
 
     @property
     def has_edits(self) -> bool:
         """Whether any logit is changed before the draw."""
-        return bool(self._slots or self.rules or (self._banned and self._is_banning))
+        return bool(self._slots or self.rules or self._dry or (self._banned and self._is_banning))
 
     def edits(self) -> Edits:
         """What to change about the logits of single tokens. The banned ones are ruled out while the
@@ -155,25 +161,23 @@ class SamplingRow:
         """
         if not self._is_banning:
             return self.edits_with_mask()
-        tokens, values = self.edits_with_mask()
-        known = [token for token in self._banned if token in self._slots]
-        others = [token for token in self._banned if token not in self._slots]
-        values = np.concatenate([values, _unchanged(len(others))], axis=1)
-        values[_PENALTY, [*self._slots_of(known), *range(len(tokens), values.shape[1])]] = math.inf
-        return Edits(np.concatenate([tokens, np.array(others, dtype=np.uint32)]), values)
+        return _penalised(self.edits_with_mask(), dict.fromkeys(self._banned, math.inf))
 
     def edits_with_mask(self) -> Edits:
-        """What to change where a mask rules out the banned tokens. A view: it changes as tokens are
-        accepted.
+        """What to change where a mask rules out the banned tokens. It may be a view, which changes
+        as tokens are accepted.
         """
         n_tokens = len(self._slots)
-        return Edits(self._tokens[:n_tokens], self._values[:, :n_tokens])
+        edits = Edits(self._tokens[:n_tokens], self._values[:, :n_tokens])
+        return edits if self._dry is None else _penalised(edits, self._dry.penalties())
 
     def accept(self, token_id: int) -> None:
         """Take note of the token that was sampled last."""
         self.output_index += 1
         if self.rules is not None:
             self.rules.accept(token_id)
+        if self._dry is not None:
+            self._dry = self._dry.followed_by(token_id)
         if self._is_constant:
             return
         self._counts[token_id] += 1
@@ -206,6 +210,16 @@ class SamplingRow:
     def _penalty(self, count: int) -> float:
         """What a token loses that has been generated `count` times, at least once."""
         return self.params.presence_penalty + self.params.frequency_penalty * count
+
+
+def _penalised(edits: Edits, penalties: Mapping[int, float]) -> Edits:
+    """The edits, and these penalties of tokens, which are added to their own."""
+    slots = {token: slot for slot, token in enumerate(edits.tokens.tolist())}
+    others = [token for token in penalties if token not in slots]
+    slots |= {token: len(edits.tokens) + index for index, token in enumerate(others)}
+    values = np.concatenate([edits.values, _unchanged(len(others))], axis=1)
+    values[_PENALTY, [slots[token] for token in penalties]] += list(penalties.values())
+    return Edits(np.concatenate([edits.tokens, np.array(others, dtype=np.uint32)]), values)
 
 
 def edit_tokens(logits: mx.array, edits: Sequence[Edits]) -> mx.array:

@@ -3,7 +3,6 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal, TypeAlias
@@ -20,7 +19,7 @@ from server.dialects.messages.read import as_chat, conversation
 from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Grew, Opened, Step
-from server.generation.requests import ServedModel, prepare_chat
+from server.generation.requests import ServedModel, prepare_chat, without_output
 from server.http.stream import EVENT_STREAM, sse_event
 from server.json_model import wire_event
 from server.record import RequestRecord
@@ -290,8 +289,9 @@ def create_message(body: MessagesRequest, model: ServedModel, record: RequestRec
     is_marked = model.settings.engine.prefix_cache and record.cache_marks > 0
     request, plan = prepare_chat(chat, model, record)
     if body.max_tokens == 0:  # the prompt alone is computed, and cached
-        request = replace(request, max_tokens=0, constraint=None, thinking_budget=None)
-    form = MessageForm(model.name, request, body.max_tokens, is_marked=is_marked)
+        request = without_output(request)
+    max_tokens = 0 if body.is_prewarm else body.max_tokens
+    form = MessageForm(model.name, request, max_tokens, is_marked=is_marked)
     writer = form.writer if body.stream else None
     return Job(model=model, requests=[request], plan=plan, render=form.whole, writer=writer)
 

@@ -29,6 +29,7 @@ from server.generation.request_fields import (
     SampledRequest,
 )
 from server.generation.requests import ServedModel, TextCompletion
+from server.generation.sampler_fields import SamplerFields
 from server.generation.tools import Tool, ToolCall
 
 
@@ -99,6 +100,7 @@ PASSTHROUGH_OPTIONS = {
     "presence_penalty",
     "frequency_penalty",
     "stop",
+    *SamplerFields.model_fields,
 }
 """Options with the same name in a SampledRequest."""
 
@@ -175,6 +177,7 @@ def _sampled(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
     return fields | {
         "stream": body.stream,
         "cache_salt": body.cache_salt,
+        "generate": not body.is_prewarm,
         "repetition_penalty": options.repeat_penalty,
         "seed": None if options.seed is None or options.seed < 0 else options.seed,
     }

@@ -22,15 +22,16 @@ from server.dialects.openai import TokenLogprobBody
 from server.dialects.openai_tools import FunctionTool
 from server.dialects.thinking_fields import ThinkingFields
 from server.generation.conversation import MAX_MESSAGES
-from server.generation.foreign_fields import ForeignSamplers
 from server.generation.pooling import MAX_INPUTS
 from server.generation.request_fields import (
     MODELS_OWN,
     ModelsTemplate,
     NoSuffix,
+    PrewarmRequest,
     StopTexts,
     StructuredRequest,
 )
+from server.generation.sampler_fields import SamplerFields
 from server.generation.tools import MAX_TOOLS
 from server.json_model import RequestModel, SparseModel, any_of, present, refused
 
@@ -96,7 +97,7 @@ Role = Annotated[
 ModelName = Annotated[str, Field(max_length=256)]
 
 
-class OllamaOptions(ForeignSamplers):
+class OllamaOptions(SamplerFields):
     """The honoured options, and the samplers that are refused. Others, about loading in Ollama,
     have no effect.
     """
@@ -116,7 +117,7 @@ class OllamaOptions(ForeignSamplers):
     stop: StopTexts = Field(default_factory=list)
 
 
-class OllamaGenerationRequest(StructuredRequest, ThinkingFields):
+class OllamaGenerationRequest(StructuredRequest, ThinkingFields, PrewarmRequest):
     """The common fields of chats and prompts."""
 
     model: ModelName = ""

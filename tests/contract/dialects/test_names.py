@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.values.request import GrammarKind
+from engine.values.request import Dry, GrammarKind, SamplingParams, Xtc
 from server.generation.foreign_fields import ForeignFields, ForeignSamplers
 from tests.contract.dialects.test_roles import BODIES
+from tests.contract.fake_engine import END_OF_TEXT
 from tests.contract.scripted import Daemon
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -189,6 +190,86 @@ def test_a_text_completion_has_no_thinking(hermes: Daemon, name: str) -> None:
     assert said.startswith(next(iter(fields)))
 
 
+def sampled(daemon: Daemon, path: str, fields: dict[str, Any]) -> SamplingParams:
+    """The sampling of a request with these fields, which are options in Ollama's."""
+    answer = post(daemon, path, {"options": fields} if path == "/api/chat" else fields)
+    assert answer.status_code == 200, answer.text
+    return daemon.asked.sampling
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "fields", [{"generate": False}, {"prompt_cache_options": {"prewarm": True}}], ids=repr
+)
+def test_a_prompt_that_is_warmed_is_not_answered(
+    hermes: Daemon, path: str, stream: bool, fields: dict[str, Any]
+) -> None:
+    hermes.say("Hello")
+    others = {} if path == "/api/chat" else {"min_tokens": 2}
+    answer = post(hermes, path, {**fields, **others, "regex": "a+", "stream": stream})
+    assert answer.status_code == 200
+    assert "Hello" not in answer.text
+    asked = hermes.asked
+    assert (asked.max_tokens, asked.constraint, asked.sampling.min_tokens) == (0, None, 0)
+    assert len(asked.prompt) > 1
+    assert "model_context_window_exceeded" not in answer.text
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_repetition_penalty_has_two_names(hermes: Daemon, path: str) -> None:
+    assert sampled(hermes, path, {"repeat_penalty": 1.5}).repetition_penalty == 1.5
+    if path != "/api/chat":  # which has one of them alone
+        both = {"repeat_penalty": 1.5, "repetition_penalty": 1.2}
+        said = message_of(post(hermes, path, both))
+        assert "repeat_penalty" in said
+        assert "repetition_penalty" in said
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_xtc_spares_line_breaks_and_ends(hermes: Daemon, path: str) -> None:
+    asked = sampled(hermes, path, {"xtc_probability": 0.5, "xtc_threshold": 0.2})
+    assert asked.xtc == Xtc(0.5, 0.2, (ord("\n"), END_OF_TEXT))
+    assert sampled(hermes, path, {"xtc_probability": 0, "xtc_threshold": 0.2}).xtc is None
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_dry_has_its_breakers_as_tokens(hermes: Daemon, path: str) -> None:
+    usual = ((ord("\n"),), (ord(":"),), (ord('"'),), (ord("*"),))
+    asked = sampled(hermes, path, {"dry_multiplier": 0.8})
+    assert asked.dry == Dry(0.8, 1.75, 2, -1, usual)
+    others = {"dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 64}
+    asked = sampled(
+        hermes, path, {"dry_multiplier": 1, "dry_sequence_breakers": ["ab", "é"], **others}
+    )
+    assert asked.dry == Dry(1, 2, 3, 64, (tuple(b"ab"), tuple("é".encode())))
+    for off in ({"dry_multiplier": 0}, {"dry_multiplier": 1, "dry_penalty_last_n": 0}):
+        assert sampled(hermes, path, {**off, "dry_base": 2}).dry is None
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"xtc_probability": 1.5},
+        {"xtc_threshold": -1},
+        {"dry_multiplier": -1},
+        {"dry_base": 0.5},
+        {"dry_allowed_length": -1},
+        {"dry_penalty_last_n": -2},
+        {"dry_sequence_breakers": [""]},
+        {"dry_sequence_breakers": ["x" * 41]},
+        {"dry_sequence_breakers": ["x"] * 17},
+    ],
+    ids=repr,
+)
+def test_values_beyond_their_limits_are_named(
+    hermes: Daemon, path: str, fields: dict[str, Any]
+) -> None:
+    sent = {"options": fields} if path == "/api/chat" else fields
+    assert next(iter(fields)) in message_of(post(hermes, path, sent))
+
+
 NEUTRAL: dict[str, list[Any]] = {
     "typical_p": [1, 1.0],
     "tfs_z": [1.0],
@@ -209,7 +290,7 @@ NEUTRAL: dict[str, list[Any]] = {
 
 LOUD: dict[str, dict[str, Any]] = {
     name: {name: value}
-    for name in ForeignFields.model_fields
+    for name in [*ForeignFields.model_fields, *ForeignSamplers.model_fields]
     for value in [
         False
         if name

@@ -22,6 +22,7 @@ from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import (
     Alternative,
     Constraint,
+    Dry,
     Grammar,
     GrammarKind,
     LoopLimit,
@@ -31,6 +32,7 @@ from engine.values.request import (
     ThinkingBlock,
     ThinkingBudget,
     WaitReason,
+    Xtc,
 )
 from engine.values.settings import DiskCacheConfig, EngineConfig
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared, Probed, RequestInfo
@@ -49,6 +51,8 @@ REQUEST = Request(
         allowed_token_ids=frozenset({7, 8}),
         bad_words=((7,), (8, 9)),
         seed=2**62,
+        xtc=Xtc(0.5, 0.1, (2, 10)),
+        dry=Dry(0.8, breakers=((10,), (11, 12))),
     ),
     stop=("ü",),
     stop_token_ids=frozenset({4, 5}),
