@@ -54,10 +54,10 @@ class ThinkingChoice:
     @property
     def conversation_fields(self) -> dict[str, Any]:
         """The fields of a Conversation that tell the template."""
-        switch = {} if self.enabled is None else {"enable_thinking": self.enabled}
         return {
+            "thinks": self.enabled,
             "reasoning_effort": self.effort,
-            "chat_template_kwargs": switch | {**self.template},
+            "chat_template_kwargs": self.template,
         }
 
     def budget_of(self, *, reasons: bool) -> int | None:

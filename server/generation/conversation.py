@@ -143,11 +143,14 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What makes a prompt. `chat_template_kwargs` are arguments of the model's template."""
+    """What makes a prompt. `chat_template_kwargs` are arguments of the model's template; `thinks`
+    switches its thinking on or off, None leaves that to the template.
+    """
 
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    thinks: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: Mapping[str, PlainValue] = field(default_factory=dict)
     add_generation_prompt: bool = True

@@ -11,6 +11,7 @@ from engine.api import PromptTooLong
 from engine.values.model import ModelCard, Replay, Tokenizer
 from server.errors import ApiError, ContextTooLong, InvalidField
 from server.generation.conversation import Conversation, Message, digests
+from server.generation.efforts import Efforts
 from server.generation.generic_tools import plain_conversation
 from server.generation.history import AssistantTurn, Call, Replays
 from server.generation.request_fields import Prompt
@@ -27,19 +28,14 @@ from server.generation.tools import Tool
 from server.parsing.answer import ToolFormat
 from server.parsing.formats.json_calls import GENERIC
 
-NO_EFFORT = "none"
-KNOWN_EFFORTS = {"xhigh": "high", "max": "high"}
-"""Efforts that templates do not know, as the highest that they do."""
 
-
-def template_arguments(body: Conversation) -> dict[str, Any]:
+def template_arguments(body: Conversation, efforts: Efforts) -> dict[str, Any]:
     """The template's arguments besides the messages and the tools."""
     arguments: dict[str, Any] = {}
     if body.reasoning_effort is not None:
-        effort = body.reasoning_effort
-        arguments["reasoning_effort"] = KNOWN_EFFORTS.get(effort, effort)
-        if effort == NO_EFFORT:
-            arguments["enable_thinking"] = False
+        arguments["reasoning_effort"] = efforts.told(body.reasoning_effort)
+    if body.thinks is not None:
+        arguments |= dict.fromkeys(efforts.switches, body.thinks)
     arguments |= body.chat_template_kwargs
     if body.continue_final_message:
         arguments |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -104,6 +100,7 @@ class PromptEncoder:
         self._card = card
         self.traits = traits_of(tokenizer)
         """What the model's chat template takes."""
+        self.efforts = Efforts(tokenizer.chat_template)
 
     def chat(
         self, conversation: Conversation, replays: Replays, cache_salt: str
@@ -127,7 +124,7 @@ class PromptEncoder:
                 if message.calls
             ]
             known = found_replays(replays, messages, cache_salt, before)
-            arguments = template_arguments(conversation)
+            arguments = template_arguments(conversation, self.efforts)
             tools = _tools_in_prompt(conversation)
             if is_generic:  # whose system turn has the tools, whatever its role
                 return self._with_generic_tools(messages, tools, known, arguments)

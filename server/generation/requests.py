@@ -182,7 +182,7 @@ def prepare_chat(
     card = model.engine.card
     check_token_ids(prediction, card, "prediction")
     max_tokens = _max_tokens(chat.max_tokens, prompt, card, "messages")
-    plan = model.planner.plan(chat, prompt)
+    plan = model.planner.plan(_with_budget(chat, model, max_tokens), prompt)
     check_prompt(prompt, card, "messages")
     has_stops = chat.sampling.stop or chat.sampling.stop_token_ids
     request = _request(
@@ -204,6 +204,16 @@ def prepare_chat(
         has_tools=bool(plan.functions),
     )
     return request, plan
+
+
+def _with_budget(chat: Chat, model: ServedModel, max_tokens: int) -> Chat:
+    """The chat with a budget of thinking, where it has an effort that the template cannot be told
+    of.
+    """
+    effort = chat.conversation.reasoning_effort
+    if effort is None or chat.thinking_budget is not None or not model.planner.reasons:
+        return chat
+    return replace(chat, thinking_budget=model.prompts.efforts.budget(effort, max_tokens))
 
 
 def prepare_completion(
