@@ -71,6 +71,10 @@ class RequestModel(BaseModel):
         return schema
 
 
+AnswerType = type[BaseModel] | type[Mapping[str, object]]
+"""The type of a JSON object for a client: a TypedDict, or a model."""
+
+
 class SparseModel(BaseModel):
     """A JSON object for a client. Keys that are not set are not sent: one whose default is None is
     never null, unless it can be nothing else.

@@ -7,14 +7,14 @@ from http import HTTPStatus
 from anyio import Lock, to_thread
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from server.access.keys import Role
 from server.access.policy import is_limited, needed_role
 from server.dialects.endpoint import SCHEMAS, Document, Endpoints, error_answer, json_content
 from server.dialects.errors import ErrorResponse, error_shape
+from server.json_model import AnswerType
 from server.settings import Settings
 
 NEVER_SENT = ("ValidationError", "HTTPValidationError")  # FastAPI's own, with its 422
@@ -70,7 +70,7 @@ def document(app: FastAPI, settings: Settings, endpoints: Sequence[Endpoints]) -
     return described
 
 
-def _shape_errors(operation: Document, model: type[BaseModel]) -> None:
+def _shape_errors(operation: Document, model: AnswerType) -> None:
     for status, answer in operation["responses"].items():
         if int(status) >= HTTPStatus.BAD_REQUEST:
             answer["content"] = json_content(model)
@@ -101,11 +101,11 @@ def _schemas(settings: Settings, endpoints: Sequence[Endpoints]) -> Document:
     """Schemas of models that FastAPI does not see, without values that the settings refuse."""
     bodies = [body for each in endpoints for body in each.bodies]
     streamed = [model for each in endpoints for model in each.streamed]
-    _, schemas = models_json_schema(
+    _, schemas = TypeAdapter.json_schemas(
         [
-            *((body, "validation") for body in bodies),
-            *((model, "serialization") for model in streamed),
-            (ErrorResponse, "serialization"),
+            *((body, "validation", TypeAdapter(body)) for body in bodies),
+            *((model, "serialization", TypeAdapter(model)) for model in streamed),
+            (ErrorResponse, "serialization", TypeAdapter(ErrorResponse)),
         ],
         ref_template=SCHEMAS,
     )

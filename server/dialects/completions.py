@@ -6,12 +6,13 @@ from itertools import islice
 from math import inf
 from statistics import fmean
 from sys import getsizeof
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
-from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError, to_json
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from engine.values.model import Tokenizer
 from engine.values.output import TokenLogprob
@@ -43,7 +44,7 @@ from server.generation.request_fields import (
 )
 from server.generation.requests import ServedModel, TextCompletion, prepare_completion
 from server.generation.tools import MAX_TOOLS
-from server.json_model import SparseModel, refused
+from server.json_model import refused
 from server.record import RequestRecord
 from server.service import Context
 
@@ -107,7 +108,7 @@ class CompletionRequest(GenerationRequest):
         )
 
 
-class CompletionLogprobs(BaseModel):
+class CompletionLogprobs(TypedDict):
     """Parallel lists, one entry for each token."""
 
     tokens: list[str]
@@ -116,14 +117,14 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
 
-class CompletionChoice(BaseModel):
+class CompletionChoice(TypedDict):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: WireFinishReason
 
 
-class Completion(BaseModel):
+class Completion(TypedDict):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -133,21 +134,21 @@ class Completion(BaseModel):
     usage: UsageBody
 
 
-class CompletionChunkChoice(BaseModel):
+class CompletionChunkChoice(TypedDict):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: WireFinishReason | None  # null before the last: clients expect the key
 
 
-class CompletionChunk(SparseModel):
+class CompletionChunk(TypedDict):
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
     system_fingerprint: str
     choices: list[CompletionChunkChoice]
-    usage: UsageBody | None = None  # set in the last chunk, with include_usage
+    usage: NotRequired[UsageBody]  # set in the last chunk, with include_usage
 
 
 PromptLogprobs = Sequence[TokenLogprob | None]
@@ -164,7 +165,7 @@ class CompletionForm:
         echoes: Sequence[str],
         id: str,
     ) -> None:
-        self._fields = {**response_fields("cmpl", id, model), "object": "text_completion"}
+        self._fields = response_fields("cmpl", id, model)
         self._n = body.n
         self._requests = requests
         self._echoes = echoes
@@ -176,7 +177,7 @@ class CompletionForm:
         the most likely n of each.
         """
         sequences = self._requests[0].n
-        rendered = list[dict[str, Any]]()
+        rendered = list[CompletionChoice]()
         for prompt in range(len(self._requests)):
             siblings = choices[prompt * sequences : (prompt + 1) * sequences]
             prompt_logprobs = next((s.prompt_logprobs for s in siblings if s.prompt_logprobs), ())
@@ -192,12 +193,19 @@ class CompletionForm:
                         "finish_reason": wire_finish_reason(sibling.finish_reason),
                     }
                 )
-        return to_json({**self._fields, "choices": rendered, "usage": usage_fields(usage)})
+        completion: Completion = {
+            **self._fields,
+            "object": "text_completion",
+            "choices": rendered,
+            "usage": usage_fields(usage),
+        }
+        return to_json(completion)
 
     def writer(self, choices: Sequence[Choice]) -> "CompletionWriter":
         """The writer of a stream of choices; each prompt has `n`."""
         texts = [self.text_of(index // self._n) for index in range(len(choices))]
-        return CompletionWriter(self._fields, choices, texts, include_usage=self._include_usage)
+        empty: CompletionChunk = {**self._fields, "object": "text_completion", "choices": []}
+        return CompletionWriter(empty, choices, texts, include_usage=self._include_usage)
 
     def text_of(self, prompt: int) -> "ChoiceText":
         """A new choice of the prompt with that index."""
@@ -223,8 +231,8 @@ class ChoiceText:
 
     def add(
         self, text: str, entries: Sequence[TokenLogprob], prompt_entries: PromptLogprobs
-    ) -> tuple[str, dict[str, list[Any]] | None]:
-        """The text, and the JSON of its CompletionLogprobs."""
+    ) -> tuple[str, CompletionLogprobs | None]:
+        """The text, and the log-probabilities of its tokens."""
         text, self._echo = self._echo + text, ""
         if self._tokenizer is None:
             return text, None
@@ -235,22 +243,22 @@ class ChoiceText:
 
     def _lists(
         self, tokens: Sequence[tuple[int, TokenLogprob | None]], tokenizer: Tokenizer
-    ) -> dict[str, list[Any]]:
+    ) -> CompletionLogprobs:
         """The prompt's first token was not predicted: its entries are null."""
-        names, logprobs, tops, offsets = [], [], [], []
+        lists: CompletionLogprobs = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
         for token_id, entry in tokens:
             token = tokenizer.token_bytes(token_id)
-            names.append(token_text(token))
-            offsets.append(self._characters)
+            lists["tokens"].append(token_text(token))
+            lists["text_offset"].append(self._characters)
             self._characters += len(self._decoder.decode(token))
-            logprobs.append(max(entry.logprob, LOWEST_LOGPROB) if entry else None)
-            tops.append(_top(entry, tokenizer) if entry else None)
-        return {
-            "tokens": names,
-            "token_logprobs": logprobs,
-            "top_logprobs": tops,
-            "text_offset": offsets,
-        }
+            lists["token_logprobs"].append(max(entry.logprob, LOWEST_LOGPROB) if entry else None)
+            lists["top_logprobs"].append(_top(entry, tokenizer) if entry else None)
+        return lists
 
 
 def _top(entry: TokenLogprob, tokenizer: Tokenizer) -> dict[str, float]:
@@ -279,13 +287,13 @@ class CompletionWriter(ChunkWriter):
 
     def __init__(
         self,
-        fields: dict[str, Any],
+        empty: CompletionChunk,
         choices: Sequence[Choice],
         texts: Sequence[ChoiceText],
         *,
         include_usage: bool,
     ) -> None:
-        super().__init__(fields, include_usage=include_usage)
+        super().__init__(empty, include_usage=include_usage)
         self._choices = choices
         self._texts = texts
 

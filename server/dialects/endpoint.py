@@ -13,7 +13,7 @@ from server.dialects.errors import ErrorResponse
 from server.dialects.job import COMMENTS, Job, json_response, respond, wire_json
 from server.generation.requests import ServedModel
 from server.http.stream import EVENT_STREAM, NDJSON
-from server.json_model import RequestModel
+from server.json_model import AnswerType, RequestModel
 from server.record import RequestRecord, output_of
 from server.service import Context, Prepare
 
@@ -36,7 +36,7 @@ class Stream:
     """A response that is sent piece by piece."""
 
     media_type: str
-    models: Sequence[type[BaseModel]]  # of which its pieces are the JSON
+    models: Sequence[AnswerType]  # of which its pieces are the JSON
     item: Document  # the schema of one piece
 
 
@@ -46,14 +46,14 @@ class Endpoints(APIRouter):
     def __init__(self, prefix: str = "", *, include_in_schema: bool = True) -> None:
         super().__init__(prefix=prefix, include_in_schema=include_in_schema)
         self.bodies: list[type[RequestModel]] = []
-        self.streamed: list[type[BaseModel]] = []
+        self.streamed: list[AnswerType] = []
 
     def endpoint(
         self,
         method: str,
         *paths: str,
         body: type[RequestModel] | None = None,
-        answer: type[BaseModel] | None = None,
+        answer: AnswerType | None = None,
         stream: Stream | None = None,
         errors: Sequence[int] | None = (),
         **options: Any,
@@ -94,7 +94,7 @@ class Endpoints(APIRouter):
         self,
         *paths: str,
         body: type[BodyT],
-        answer: type[BaseModel],
+        answer: AnswerType,
         stream: Stream | None = None,
         check: Callable[[BodyT], object] = id,
     ) -> Callable[[Prepare[BodyT, Job]], Prepare[BodyT, Job]]:
@@ -114,7 +114,7 @@ class Endpoints(APIRouter):
         return add
 
     def direct(
-        self, *paths: str, body: type[BodyT], answer: type[BaseModel]
+        self, *paths: str, body: type[BodyT], answer: AnswerType
     ) -> Callable[[Prepare[BodyT, BaseModel]], Prepare[BodyT, BaseModel]]:
         """Decorator: the function makes the answer to each POST to one of the paths, in a worker,
         once the model is held. The engine computes nothing for it.
@@ -140,7 +140,7 @@ class Endpoints(APIRouter):
         described: Callable[..., object],
         paths: Sequence[str],
         body: type[RequestModel],
-        answer: type[BaseModel],
+        answer: AnswerType,
         errors: Sequence[int],
         stream: Stream | None,
     ) -> None:
@@ -150,23 +150,23 @@ class Endpoints(APIRouter):
         add(handle)
 
 
-def chunks(model: type[BaseModel]) -> Stream:
+def chunks(model: AnswerType) -> Stream:
     """OpenAI's stream: chunks or an error, and [DONE] after the last."""
     schema = {"anyOf": [_json_text(model, ErrorResponse), {"const": "[DONE]"}]}
     return Stream(EVENT_STREAM, [model, ErrorResponse], _event(data=schema))
 
 
-def named_events(models: Sequence[type[BaseModel]]) -> Stream:
+def named_events(models: Sequence[AnswerType]) -> Stream:
     """A stream of events, each with the name of its kind."""
     return Stream(EVENT_STREAM, models, _event(event={"type": "string"}, data=_json_text(*models)))
 
 
-def unnamed_events(model: type[BaseModel]) -> Stream:
+def unnamed_events(model: AnswerType) -> Stream:
     """A stream of events of one kind."""
     return Stream(EVENT_STREAM, [model], _event(data=_json_text(model)))
 
 
-def json_lines(*models: type[BaseModel]) -> Stream:
+def json_lines(*models: AnswerType) -> Stream:
     """A stream of JSON objects, one a line."""
     return Stream(NDJSON, models, {"anyOf": [_reference(model) for model in models]})
 
@@ -175,7 +175,7 @@ def _event(**properties: Document) -> Document:
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
-def _json_text(*models: type[BaseModel]) -> Document:
+def _json_text(*models: AnswerType) -> Document:
     return {
         "type": "string",
         "contentMediaType": "application/json",
@@ -197,10 +197,10 @@ def error_answer(status: int) -> Document:
     return response | {"headers": RETRY_AFTER} if status in BUSY_STATUSES else response
 
 
-def json_content(model: type[BaseModel]) -> Document:
+def json_content(model: AnswerType) -> Document:
     """The description of a response's JSON."""
     return {"application/json": {"schema": _reference(model)}}
 
 
-def _reference(model: type[BaseModel]) -> Document:
+def _reference(model: AnswerType) -> Document:
     return {"$ref": SCHEMAS.format(model=model.__name__)}

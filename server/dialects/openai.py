@@ -3,9 +3,9 @@
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -16,6 +16,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, to_json
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, TokenLogprob
@@ -43,21 +44,23 @@ from server.service import Prepare, RequestContext
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
-class CompletionTokensDetails(BaseModel):
+class CompletionTokensDetails(TypedDict):
     """OpenAI's names. Drafts count whatever they were taken from, a prediction or not."""
 
     reasoning_tokens: int
-    accepted_prediction_tokens: int = Field(description="Accepted draft tokens of the completion.")
-    rejected_prediction_tokens: int = Field(
-        description="Drafted tokens that were wrong. They are in no other count."
-    )
+    accepted_prediction_tokens: Annotated[
+        int, Field(description="Accepted draft tokens of the completion.")
+    ]
+    rejected_prediction_tokens: Annotated[
+        int, Field(description="Drafted tokens that were wrong. They are in no other count.")
+    ]
 
 
-class PromptTokensDetails(BaseModel):
+class PromptTokensDetails(TypedDict):
     cached_tokens: int
 
 
-class UsageBody(BaseModel):
+class UsageBody(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -76,8 +79,18 @@ WIRE_FINISH_REASONS: dict[FinishReason, WireFinishReason] = {
 }
 
 
-def response_fields(prefix: str, id: str, model: ServedModel) -> dict[str, Any]:
-    """The fields that a response and all its chunks begin with, but for `object`."""
+class ResponseFields(TypedDict, closed=True):
+    """The fields that a response and all its chunks begin with."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+def response_fields(prefix: str, id: str, model: ServedModel) -> ResponseFields:
+    """The fields of a response, whose `object` is empty: each form has its own."""
     return {
         "id": f"{prefix}-{id}",
         "object": "",
@@ -90,16 +103,16 @@ def response_fields(prefix: str, id: str, model: ServedModel) -> dict[str, Any]:
 class ChunkWriter(StreamWriter):
     """A StreamWriter of chunks: a JSON object per event, comments as keep-alives, then [DONE].
 
-    All chunks of a stream have the same `fields`. They are rendered once, and each chunk only
-    fills in its choice.
+    All chunks of a stream are `empty`, a chunk without choices, but for their choice. It is
+    rendered once.
     """
 
     media_type = EVENT_STREAM
 
-    def __init__(self, fields: dict[str, Any], *, include_usage: bool) -> None:
-        self._fields = {**fields, "choices": []}
+    def __init__(self, empty: Mapping[str, object], *, include_usage: bool) -> None:
+        self._empty = empty
         self._include_usage = include_usage
-        self._head, self._tail = sse_data(to_json(self._fields)).split(_NO_CHOICES)
+        self._head, self._tail = sse_data(to_json(empty)).split(_NO_CHOICES)
 
     def chunk(self, choice: bytes) -> bytes:
         """The event of a chunk with this choice, as JSON."""
@@ -114,15 +127,15 @@ class ChunkWriter(StreamWriter):
     def end(self, usage: AnswerUsage) -> bytes:
         if not self._include_usage:
             return DONE
-        return sse_data(to_json({**self._fields, "usage": usage_fields(usage)})) + DONE
+        return sse_data(to_json({**self._empty, "usage": usage_fields(usage)})) + DONE
 
 
 _NO_CHOICES = b'"choices":[]'
 """It contains quotes, so no text in JSON can equal it."""
 
 
-def usage_fields(usage: AnswerUsage) -> dict[str, Any]:
-    """The JSON of a UsageBody."""
+def usage_fields(usage: AnswerUsage) -> UsageBody:
+    """The tokens of an answer under OpenAI's names."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -143,7 +156,7 @@ def wire_finish_reason(reason: FinishReason | None) -> WireFinishReason:
     return WIRE_FINISH_REASONS[reason]
 
 
-class TopLogprob(BaseModel):
+class TopLogprob(TypedDict):
     token: str
     logprob: float
     bytes: list[int]
@@ -153,7 +166,7 @@ class TokenLogprobBody(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChoiceLogprobs(BaseModel):
+class ChoiceLogprobs(TypedDict):
     content: list[TokenLogprobBody]
     refusal: None
 
@@ -169,8 +182,8 @@ def token_text(token: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
-def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """The JSON of a TokenLogprobBody for each of the tokens."""
+def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list[TokenLogprobBody]:
+    """The log-probabilities of each of the tokens."""
     return [
         {
             **_named(entry.token_id, entry.logprob, tokenizer),
@@ -182,7 +195,7 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list
     ]
 
 
-def _named(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+def _named(token_id: int, logprob: float, tokenizer: Tokenizer) -> TopLogprob:
     token = tokenizer.token_bytes(token_id)
     return {
         "token": token_text(token),

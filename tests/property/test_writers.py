@@ -48,6 +48,7 @@ from server.generation.conversation import Conversation
 from server.generation.history import Replays
 from server.generation.plan import AnswerPlan
 from server.generation.requests import ServedModel
+from server.json_model import AnswerType
 from server.parsing.reader import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.record import Principal, RequestRecord
 from tests.contract.fake_engine import FakeEngine
@@ -150,7 +151,7 @@ def server_sent(data: bytes) -> Iterator[Any]:
             yield json.loads(event.data)
 
 
-def documented(found: Any, *models: type[BaseModel]) -> Any:
+def documented(found: Any, *models: AnswerType) -> Any:
     """The JSON, which is as one of the models in the OpenAPI document has it, and no more."""
     adapter: TypeAdapter[Any] = TypeAdapter(reduce(or_, models))
     read = adapter.validate_json(json.dumps(found))
@@ -202,6 +203,16 @@ def test_a_chat_completion(fields: dict[str, Any], play: Play) -> None:
         assert messages[index] == as_accumulated(choice["message"])
         assert reasons[index] == choice["finish_reason"]
         assert logprobs[index] == (choice["logprobs"] or {}).get("content", [])
+
+
+@given(play=plays(ANSWERS))
+def test_a_chat_completion_that_repeats_itself_is_documented(play: Play) -> None:
+    """OpenAI's client has no such reason."""
+    play.reason = FinishReason.REPETITION
+    for data in server_sent(streamed(chat(play, True), play)):
+        documented(data, ChatChunk)
+    answer = documented(json.loads(whole(chat(play, False), play)), ChatCompletion)
+    assert answer["choices"][0]["finish_reason"] == "repetition"
 
 
 def as_accumulated(message: dict[str, Any]) -> dict[str, Any]:
@@ -317,7 +328,7 @@ def test_a_response(play: Play, include: set[str], reasoning: dict[str, str]) ->
 )
 @given(play=plays(ANSWERS))
 def test_an_answer_of_ollama(
-    shape: Shape, model: type[BaseModel], vendor: type[BaseModel], play: Play
+    shape: Shape, model: AnswerType, vendor: type[BaseModel], play: Play
 ) -> None:
     def job(is_streamed: bool) -> Job:
         plan = scripted_plan(*play.answers)

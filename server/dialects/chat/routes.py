@@ -1,16 +1,31 @@
 """`POST /v1/chat/completions`, whole and streamed, and its `/render`."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from pydantic_core import to_json
 from starlette.responses import Response
 
 from engine.values.request import Request
-from server.dialects.chat.schema import ChatChunk, ChatCompletion, ChatRequest
+from server.dialects.chat.schema import (
+    AssistantMessage,
+    CalledCustomTool,
+    CalledFunction,
+    ChatChunk,
+    ChatCompletion,
+    ChatFinishReason,
+    ChatRequest,
+    CustomDelta,
+    CustomToolCallBody,
+    CustomToolCallDelta,
+    Delta,
+    FunctionDelta,
+    ToolCallBody,
+    ToolCallDelta,
+)
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints, chunks
 from server.dialects.job import Job, wire_json
 from server.dialects.openai import (
+    ChoiceLogprobs,
     ChunkWriter,
     RenderedRequest,
     chat_logprobs,
@@ -33,14 +48,14 @@ class ChatForm:
 
     def __init__(self, body: ChatRequest, model: ServedModel, id: str) -> None:
         self._fields = response_fields("chatcmpl", id, model)
-        self._tier = {} if body.service_tier is None else {"service_tier": "default"}
+        self._names_tier = body.service_tier is not None
         self._include_usage = body.include_usage
         self._tokenizer = model.engine.tokenizer if body.logprobs else None
         self._calls = FunctionCallForm() if body.functions else ToolCallsForm(body.tools)
 
     def whole(self, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
         """The JSON of a ChatCompletion."""
-        completion = {
+        completion: ChatCompletion = {
             **self._fields,
             "object": "chat.completion",
             "choices": [
@@ -53,17 +68,21 @@ class ChatForm:
                 for index, choice in enumerate(choices)
             ],
             "usage": usage_fields(usage),
-            **self._tier,
         }
+        if self._names_tier:
+            completion["service_tier"] = "default"
         return to_json(completion)
 
     def writer(self, choices: Sequence[Choice]) -> "ChatWriter":
         """The writer of a stream of the choices."""
-        usage = {"usage": None} if self._include_usage else {}
-        fields = {**self._fields, "object": "chat.completion.chunk", **self._tier, **usage}
-        return ChatWriter(self, choices, fields, include_usage=self._include_usage)
+        empty: ChatChunk = {**self._fields, "object": "chat.completion.chunk", "choices": []}
+        if self._names_tier:
+            empty["service_tier"] = "default"
+        if self._include_usage:
+            empty["usage"] = None
+        return ChatWriter(self, choices, empty, include_usage=self._include_usage)
 
-    def finish_reason(self, choice: Choice) -> str:
+    def finish_reason(self, choice: Choice) -> ChatFinishReason:
         """Why it has ended; "stop" where a stop string or the model's own end has cut off a call.
         Raises ApiError (500) for a choice that has not finished.
         """
@@ -72,25 +91,25 @@ class ChatForm:
             return wire
         return self._calls.finish_reason
 
-    def logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        """The JSON of the tokens' ChoiceLogprobs since the last call, if the client wants them."""
+    def logprobs(self, choice: Choice) -> ChoiceLogprobs | None:
+        """The log-probabilities of the tokens since the last call, if the client wants them."""
         entries = choice.take_logprobs()
         if self._tokenizer is None:
             return None
         return {"content": chat_logprobs(self._tokenizer, entries), "refusal": None}
 
-    def _message(self, choice: Choice) -> dict[str, Any]:
+    def _message(self, choice: Choice) -> AssistantMessage:
         """The content is null if there are calls and no text, else text, which may be empty."""
         content, reasoning, calls = choice.content, choice.reasoning, choice.calls
-        message: dict[str, Any] = {
+        message: AssistantMessage = {
             "role": "assistant",
             "content": None if calls and not content else content,
             "refusal": None,
         }
         if calls:
-            message |= self._calls.fields(calls)
+            self._calls.add(calls, message)
         if reasoning:  # under two names: clients read one or the other
-            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
+            message["reasoning_content"] = message["reasoning"] = reasoning
         return message
 
     def deltas(self, steps: Sequence[Step]) -> Iterator[bytes]:
@@ -113,49 +132,55 @@ class ToolCallsForm:
     from the arguments when they are complete.
     """
 
-    finish_reason = "tool_calls"
+    finish_reason: ChatFinishReason = "tool_calls"
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._custom = {tool.name for tool in tools if tool.is_custom}
 
-    def fields(self, calls: Sequence[Block]) -> dict[str, Any]:
-        """The fields of a message with these calls."""
-        return {"tool_calls": [self._tool_call(call) for call in calls]}
+    def add(self, calls: Sequence[Block], message: AssistantMessage) -> None:
+        """Add these calls to a message."""
+        message["tool_calls"] = [self._call(call) for call in calls]
 
-    def delta(self, step: Step) -> dict[str, Any] | None:
-        """The Delta in which a stream has the step; None where it has none."""
+    def delta(self, step: Step) -> Delta | None:
+        """The part of a message in which a stream has the step; None where it has none."""
         block = step.block
-        is_custom, delta = block.name in self._custom, dict[str, Any]()
+        index, is_custom = block.call_index, block.name in self._custom
+        call: ToolCallDelta | CustomToolCallDelta
         match step:
+            case Opened() if is_custom:
+                custom: CustomDelta = {"name": block.name, "input": ""}
+                call = {"index": index, "id": block.call_id, "type": "custom", "custom": custom}
             case Opened():
-                kind, text = ("custom", "input") if is_custom else ("function", "arguments")
-                named = {"name": block.name, text: ""}
-                delta = {"id": block.call_id, "type": kind, kind: named}
+                named: FunctionDelta = {"name": block.name, "arguments": ""}
+                call = {"index": index, "id": block.call_id, "type": "function", "function": named}
             case Grew() if not is_custom:
-                delta = {"function": {"arguments": step.text}}
+                call = {"index": index, "function": {"arguments": step.text}}
             case Closed() if is_custom:
-                delta = {"custom": {"input": custom_input(block.text)}}
-        return {"tool_calls": [{"index": block.call_index, **delta}]} if delta else None
+                call = {"index": index, "custom": {"input": custom_input(block.text)}}
+            case _:
+                return None
+        return {"tool_calls": [call]}
 
-    def _tool_call(self, call: Block) -> dict[str, Any]:
-        if call.name in self._custom:
-            custom = {"name": call.name, "input": custom_input(call.text)}
-            return {"id": call.call_id, "type": "custom", "custom": custom}
-        function = {"name": call.name, "arguments": call.text}
-        return {"id": call.call_id, "type": "function", "function": function}
+    def _call(self, call: Block) -> ToolCallBody | CustomToolCallBody:
+        id, name = call.call_id, call.name
+        if name in self._custom:
+            custom: CalledCustomTool = {"name": name, "input": custom_input(call.text)}
+            return {"id": id, "type": "custom", "custom": custom}
+        function: CalledFunction = {"name": name, "arguments": call.text}
+        return {"id": id, "type": "function", "function": function}
 
 
 class FunctionCallForm:
     """The first call as `function_call`, which is all that a request with `functions` gets."""
 
-    finish_reason = "function_call"
+    finish_reason: ChatFinishReason = "function_call"
 
-    def fields(self, calls: Sequence[Block]) -> dict[str, Any]:
-        """The fields of a message with these calls."""
-        return {"function_call": {"name": calls[0].name, "arguments": calls[0].text}}
+    def add(self, calls: Sequence[Block], message: AssistantMessage) -> None:
+        """Add the first of these calls to a message."""
+        message["function_call"] = {"name": calls[0].name, "arguments": calls[0].text}
 
-    def delta(self, step: Step) -> dict[str, Any] | None:
-        """The Delta in which a stream has the step; None where it has none."""
+    def delta(self, step: Step) -> Delta | None:
+        """The part of a message in which a stream has the step; None where it has none."""
         match step:
             case Opened(block) if block.call_index == 0:
                 return {"function_call": {"name": block.name, "arguments": ""}}
@@ -176,11 +201,11 @@ class ChatWriter(ChunkWriter):
         self,
         form: ChatForm,
         choices: Sequence[Choice],
-        fields: dict[str, Any],
+        empty: ChatChunk,
         *,
         include_usage: bool,
     ) -> None:
-        super().__init__(fields, include_usage=include_usage)
+        super().__init__(empty, include_usage=include_usage)
         self._form = form
         self._choices = choices
         self._begun = set[int]()

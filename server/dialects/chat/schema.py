@@ -1,16 +1,17 @@
 """`POST /v1/chat/completions`: the request, the completion and its chunks."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NotRequired
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
 
 from server.dialects.openai import ChatConversation, ChoiceLogprobs, UsageBody
 from server.dialects.openai_chat import Content
 from server.errors import UNSUPPORTED
 from server.generation.foreign_fields import Unsupported
 from server.generation.request_fields import GenerationRequest, TokenLimit
-from server.json_model import RequestModel, SparseModel
+from server.json_model import RequestModel
 
 MAX_MODALITIES = 16
 
@@ -83,52 +84,52 @@ class ChatRequest(ChatConversation, GenerationRequest):
         return modalities
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(TypedDict):
     name: str
     arguments: str  # JSON
 
 
-class ToolCallBody(BaseModel):
+class ToolCallBody(TypedDict):
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-class CalledCustomTool(BaseModel):
+class CalledCustomTool(TypedDict):
     name: str
     input: str
 
 
-class CustomToolCallBody(BaseModel):
+class CustomToolCallBody(TypedDict):
     id: str
     type: Literal["custom"]
     custom: CalledCustomTool
 
 
-class AssistantMessage(SparseModel):
+class AssistantMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    tool_calls: list[ToolCallBody | CustomToolCallBody] | None = None
-    function_call: CalledFunction | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None  # the same: clients read one or the other
+    tool_calls: NotRequired[list[ToolCallBody | CustomToolCallBody]]
+    function_call: NotRequired[CalledFunction]
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]  # the same: clients read one or the other
 
 
 ServedTier = Literal["default"]
 """OpenAI's tiers of service differ in price and speed. There is one here."""
 
-ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call"]
+ChatFinishReason = Literal["stop", "length", "repetition", "tool_calls", "function_call"]
 
 
-class ChatChoice(BaseModel):
+class ChatChoice(TypedDict):
     index: int
     message: AssistantMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: ChatFinishReason
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletion(TypedDict):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -136,62 +137,62 @@ class ChatCompletion(BaseModel):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: UsageBody
-    service_tier: ServedTier | None = None  # where the request names one
+    service_tier: NotRequired[ServedTier]  # where the request names one
 
 
-class FunctionDelta(SparseModel):
+class FunctionDelta(TypedDict):
     """The name comes first, whole, then slices of the arguments."""
 
-    name: str | None = None
+    name: NotRequired[str]
     arguments: str
 
 
-class ToolCallDelta(SparseModel):
+class ToolCallDelta(TypedDict):
     index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
     function: FunctionDelta
 
 
-class CustomDelta(SparseModel):
+class CustomDelta(TypedDict):
     """The name comes first, then the input, whole."""
 
-    name: str | None = None
+    name: NotRequired[str]
     input: str
 
 
-class CustomToolCallDelta(SparseModel):
+class CustomToolCallDelta(TypedDict):
     index: int
-    id: str | None = None
-    type: Literal["custom"] | None = None
+    id: NotRequired[str]
+    type: NotRequired[Literal["custom"]]
     custom: CustomDelta
 
 
-class Delta(SparseModel):
+class Delta(TypedDict):
     """The part of a message that a chunk adds."""
 
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    refusal: None = None
-    tool_calls: list[ToolCallDelta | CustomToolCallDelta] | None = None
-    function_call: FunctionDelta | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    refusal: NotRequired[None]
+    tool_calls: NotRequired[list[ToolCallDelta | CustomToolCallDelta]]
+    function_call: NotRequired[FunctionDelta]
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
 
 
-class ChunkChoice(BaseModel):
+class ChunkChoice(TypedDict):
     index: int
     delta: Delta
     logprobs: ChoiceLogprobs | None
     finish_reason: ChatFinishReason | None
 
 
-class ChatChunk(BaseModel):
+class ChatChunk(TypedDict):
     id: str
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
     system_fingerprint: str
     choices: list[ChunkChoice]
-    service_tier: ServedTier | None = None  # where the request names one
-    usage: UsageBody | None = None  # set, to null or not, only with include_usage
+    service_tier: NotRequired[ServedTier]  # where the request names one
+    usage: NotRequired[UsageBody | None]  # set, to null or not, only with include_usage
