@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import methodcaller
 from sys import getsizeof
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NotRequired
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 from pydantic_core import to_json
+from typing_extensions import TypedDict
 
 from engine.values.model import Embedder
 from server.dialects.endpoint import Endpoints
@@ -30,23 +31,23 @@ from server.generation.pooling import (
     vector,
 )
 from server.generation.requests import ServedModel
-from server.json_model import RequestModel, SparseModel
+from server.json_model import RequestModel
 from server.record import RequestRecord
 
 
-class Embedding(BaseModel):
+class Embedding(TypedDict):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
 
 
-class PooledUsage(BaseModel):
+class PooledUsage(TypedDict):
     prompt_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
 
 
-class EmbeddingList(BaseModel):
+class EmbeddingList(TypedDict):
     object: Literal["list"]
     data: list[Embedding]
     model: str
@@ -93,17 +94,17 @@ class RerankRequest(RankingRequest):
     return_documents: bool = True
 
 
-class RerankedDocument(BaseModel):
+class RerankedDocument(TypedDict):
     text: str
 
 
-class RerankResult(SparseModel):
+class RerankResult(TypedDict):
     index: int  # of the request's documents
-    document: RerankedDocument | None = None
+    document: NotRequired[RerankedDocument]
     relevance_score: float
 
 
-class RerankResponse(BaseModel):
+class RerankResponse(TypedDict):
     id: str
     model: str
     usage: PooledUsage
@@ -126,13 +127,13 @@ class ScoreRequest(RankingRequest):
     )
 
 
-class Score(BaseModel):
+class Score(TypedDict):
     index: int
     object: Literal["score"]
     score: float
 
 
-class ScoreResponse(BaseModel):
+class ScoreResponse(TypedDict):
     id: str
     object: Literal["list"]
     created: int
@@ -152,21 +153,25 @@ def _embeddings(
     model: str,
     embedder: Embedder,
     dimensions: int | None,
-    encode: Callable[[Vector], object],
+    encode: Callable[[Vector], list[float] | str],
     choices: Sequence[Choice],
     usage: AnswerUsage,
 ) -> bytes:
     """The JSON of an EmbeddingList."""
     vectors = (vector(choice.pooled, embedder, dimensions) for choice in choices)
-    data = [
-        {"object": "embedding", "index": index, "embedding": encode(each)}
-        for index, each in enumerate(vectors)
-    ]
-    return to_json({"object": "list", "data": data, "model": model, "usage": _usage(usage)})
+    answer: EmbeddingList = {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": encode(each)}
+            for index, each in enumerate(vectors)
+        ],
+        "model": model,
+        "usage": _usage(usage),
+    }
+    return to_json(answer)
 
 
-def _usage(usage: AnswerUsage) -> dict[str, Any]:
-    """The JSON of a PooledUsage."""
+def _usage(usage: AnswerUsage) -> PooledUsage:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "total_tokens": usage.prompt_tokens,
@@ -186,17 +191,19 @@ def _reranked(
     """The JSON of a RerankResponse: the best document first; of equal ones the first."""
     found = scores([choice.pooled for choice in choices])
     order = sorted(range(len(found)), key=found.__getitem__, reverse=True)
-    results = [
-        {
-            "index": index,
-            **({"document": {"text": documents[index]}} if documents else {}),
-            "relevance_score": found[index],
-        }
-        for index in order[:top_n]
-    ]
-    return to_json(
-        {"id": f"rerank-{id}", "model": model, "usage": _usage(usage), "results": results}
-    )
+    results = list[RerankResult]()
+    for index in order[:top_n]:
+        result: RerankResult = {"index": index, "relevance_score": found[index]}
+        if documents:
+            result["document"] = {"text": documents[index]}
+        results.append(result)
+    answer: RerankResponse = {
+        "id": f"rerank-{id}",
+        "model": model,
+        "usage": _usage(usage),
+        "results": results,
+    }
+    return to_json(answer)
 
 
 def _scored(
@@ -204,19 +211,17 @@ def _scored(
 ) -> bytes:
     """The JSON of a ScoreResponse."""
     found = scores([choice.pooled for choice in choices])
-    return to_json(
-        {
-            "id": f"score-{id}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": model,
-            "data": [
-                {"index": index, "object": "score", "score": score}
-                for index, score in enumerate(found)
-            ],
-            "usage": _usage(usage),
-        }
-    )
+    answer: ScoreResponse = {
+        "id": f"score-{id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": [
+            {"index": index, "object": "score", "score": score} for index, score in enumerate(found)
+        ],
+        "usage": _usage(usage),
+    }
+    return to_json(answer)
 
 
 router = Endpoints()
@@ -229,7 +234,7 @@ def create_embeddings(body: EmbeddingRequest, model: ServedModel, record: Reques
     requests = embedding_requests(body, model, record)
     embedder, as_text = model.engine.card.embedder, body.encoding_format == "base64"
     assert embedder is not None
-    encode: Callable[[Vector], object] = base64 if as_text else methodcaller("tolist")
+    encode: Callable[[Vector], list[float] | str] = base64 if as_text else methodcaller("tolist")
     render = partial(_embeddings, model.name, embedder, body.dimensions, encode)
     return Job(model=model, requests=requests, render=render)
 
