@@ -3,12 +3,11 @@
 """
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import or_
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, Field
 from pydantic_core import to_json
+from typing_extensions import TypedDict
 
 from engine.values.output import FinishReason, Usage
 from engine.values.request import Request
@@ -21,7 +20,7 @@ from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Grew, Opened, Step
 from server.generation.requests import ServedModel, prepare_chat, without_output
 from server.http.stream import EVENT_STREAM, sse_event
-from server.json_model import wire_event
+from server.json_model import AnswerType
 from server.record import RequestRecord
 
 StopReason = Literal[
@@ -29,11 +28,11 @@ StopReason = Literal[
 ]
 
 
-class ThoughtTokens(BaseModel):
+class ThoughtTokens(TypedDict):
     thinking_tokens: int
 
 
-class MessageUsage(BaseModel):
+class MessageUsage(TypedDict):
     """The prompt's tokens are the sum of the first three."""
 
     input_tokens: int
@@ -43,18 +42,18 @@ class MessageUsage(BaseModel):
     output_tokens_details: ThoughtTokens
 
 
-class TextBlock(BaseModel):
+class TextBlock(TypedDict):
     type: Literal["text"]
     text: str
 
 
-class ThinkingBlock(BaseModel):
+class ThinkingBlock(TypedDict):
     type: Literal["thinking"]
     thinking: str
     signature: str
 
 
-class ToolUseBlock(BaseModel):
+class ToolUseBlock(TypedDict):
     type: Literal["tool_use"]
     id: str
     name: str
@@ -66,7 +65,7 @@ ContentBlock: TypeAlias = Annotated[
 ]
 
 
-class MessageBody(BaseModel):
+class MessageBody(TypedDict):
     """A message. `stop_reason` is null where it has only begun."""
 
     id: str
@@ -83,40 +82,86 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
-class MessageEnd(BaseModel):
+class MessageEnd(TypedDict):
     stop_reason: StopReason
     stop_sequence: str | None
 
 
-_DELTA_MODELS = (
-    wire_event("TextDelta", "text_delta", text=str),
-    wire_event("ThinkingDelta", "thinking_delta", thinking=str),
-    wire_event("SignatureDelta", "signature_delta", signature=str),
-    wire_event(
-        "InputJsonDelta",
-        "input_json_delta",
-        about="Slices of a call's input, as JSON text.",
-        partial_json=str,
-    ),
-)
-_Delta: Any = Annotated[reduce(or_, _DELTA_MODELS), Field(discriminator="type")]
+class TextDelta(TypedDict):
+    type: Literal["text_delta"]
+    text: str
 
-MESSAGE_EVENTS: Sequence[type[BaseModel]] = (
-    wire_event("MessageStart", "message_start", message=MessageBody),
-    wire_event("Ping", "ping"),
-    wire_event("ContentBlockStart", "content_block_start", index=int, content_block=ContentBlock),
-    wire_event("ContentBlockDelta", "content_block_delta", index=int, delta=_Delta),
-    wire_event("ContentBlockStop", "content_block_stop", index=int),
-    wire_event(
-        "MessageDelta",
-        "message_delta",
-        about="How the message ended, and its total usage.",
-        delta=MessageEnd,
-        usage=MessageUsage,
-    ),
-    wire_event("MessageStop", "message_stop"),
-    MessagesError,
+
+class ThinkingDelta(TypedDict):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class SignatureDelta(TypedDict):
+    type: Literal["signature_delta"]
+    signature: str
+
+
+class InputJsonDelta(TypedDict):
+    """Slices of a call's input, as JSON text."""
+
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+Delta: TypeAlias = Annotated[
+    TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta, Field(discriminator="type")
+]
+
+
+class MessageStart(TypedDict):
+    type: Literal["message_start"]
+    message: MessageBody
+
+
+class Ping(TypedDict):
+    type: Literal["ping"]
+
+
+class ContentBlockStart(TypedDict):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: ContentBlock
+
+
+class ContentBlockDelta(TypedDict):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: Delta
+
+
+class ContentBlockStop(TypedDict):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class MessageDelta(TypedDict):
+    """How the message ended, and its total usage."""
+
+    type: Literal["message_delta"]
+    delta: MessageEnd
+    usage: MessageUsage
+
+
+class MessageStop(TypedDict):
+    type: Literal["message_stop"]
+
+
+MessageEvent = (
+    MessageStart
+    | Ping
+    | ContentBlockStart
+    | ContentBlockDelta
+    | ContentBlockStop
+    | MessageDelta
+    | MessageStop
 )
+MESSAGE_EVENTS: Sequence[AnswerType] = (*get_args(MessageEvent), MessagesError)
 
 
 SIGNATURE = "cm9vdHN0b2Nr"
@@ -147,21 +192,22 @@ class MessageForm:
         return MessageWriter(self, choice)
 
     def message(
-        self, content: list[dict[str, Any]], usage: dict[str, Any], end: dict[str, Any]
-    ) -> dict[str, Any]:
-        """The JSON of a MessageBody."""
+        self, content: list[ContentBlock], usage: MessageUsage, end: MessageEnd | None
+    ) -> MessageBody:
+        """The message; `end` is None where it has only begun."""
         return {
             "id": f"msg_{self.request_id}",
             "type": "message",
             "role": "assistant",
             "model": self._model,
             "content": content,
-            **end,
+            "stop_reason": end["stop_reason"] if end else None,
+            "stop_sequence": end["stop_sequence"] if end else None,
             "usage": usage,
         }
 
-    def usage(self, usage: Usage) -> dict[str, Any]:
-        """The JSON of a MessageUsage."""
+    def usage(self, usage: Usage) -> MessageUsage:
+        """The tokens under Anthropic's names."""
         computed = usage.prompt_tokens - usage.cached_tokens
         thought = usage.reasoning_tokens if isinstance(usage, AnswerUsage) else 0
         return {
@@ -172,8 +218,8 @@ class MessageForm:
             "output_tokens_details": {"thinking_tokens": thought},
         }
 
-    def end(self, choice: Choice) -> dict[str, Any]:
-        """The JSON of a MessageEnd."""
+    def end(self, choice: Choice) -> MessageEnd:
+        """Why the message ended."""
         stopped_by = choice.stopped_by if isinstance(choice.stopped_by, str) else None
         return {"stop_reason": self._stop_reason(choice), "stop_sequence": stopped_by}
 
@@ -187,8 +233,8 @@ class MessageForm:
         return "tool_use" if choice.calls and not choice.cut_off_call else "end_turn"
 
 
-def _content(block: Block, text: str) -> dict[str, Any]:
-    """The JSON of a Block with this text, which is empty where the block begins."""
+def _content(block: Block, text: str) -> ContentBlock:
+    """A block with this text, which is empty where the block begins."""
     match block.kind:
         case "call":
             given = as_arguments(text)
@@ -233,7 +279,7 @@ class MessageWriter(StreamWriter):
         return sse_event("error", wire_json(messages_error(error, self._form.request_id)))
 
     def end(self, usage: AnswerUsage) -> bytes:
-        delta = {
+        delta: MessageDelta = {
             "type": "message_delta",
             "delta": self._form.end(self._choice),
             "usage": self._form.usage(usage),
@@ -246,8 +292,7 @@ class MessageWriter(StreamWriter):
         if self._has_begun or admission is None:
             return b""
         self._has_begun = True
-        end = {"stop_reason": None, "stop_sequence": None}
-        message = self._form.message([], self._form.usage(admission), end)
+        message = self._form.message([], self._form.usage(admission), None)
         return _event({"type": "message_start", "message": message})
 
 
@@ -271,7 +316,7 @@ def _delta_event(block: Block, delta: bytes) -> bytes:
     )
 
 
-def _event(event: dict[str, Any]) -> bytes:
+def _event(event: MessageEvent) -> bytes:
     return sse_event(event["type"], to_json(event))
 
 
