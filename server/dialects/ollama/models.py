@@ -6,6 +6,7 @@ from typing import Any
 
 from anyio import move_on_after
 from blake3 import blake3
+from pydantic_core import to_json
 
 from engine.api import ModelError
 from engine.launch import Checkpoint, open_checkpoint
@@ -212,7 +213,7 @@ def _capabilities(checkpoint: Checkpoint, settings: ModelSettings) -> Iterator[s
 
 LINE_SECONDS = 0.25  # between two lines
 
-SUCCESS = OllamaProgress(status="success")
+SUCCESS: OllamaProgress = {"status": "success"}
 
 
 async def pulled(download: Download | None) -> None:
@@ -228,7 +229,7 @@ async def pulled(download: Download | None) -> None:
 
 async def pull_lines(download: Download | None) -> AsyncGenerator[bytes, None]:
     """Lines up to `success`, or to the error. None: there is nothing to fetch."""
-    yield json_line(wire_json(OllamaProgress(status="pulling manifest")))
+    yield _line({"status": "pulling manifest"})
     sent = (0, 0)
     while download is not None and not download.ended.is_set():
         with move_on_after(LINE_SECONDS):
@@ -236,20 +237,23 @@ async def pull_lines(download: Download | None) -> AsyncGenerator[bytes, None]:
         progress = download.done_bytes, download.total_bytes
         if progress != sent and not download.ended.is_set():
             sent = progress
-            yield _line(download)
+            yield _line(_progress(download))
     try:
         await pulled(download)
     except ApiError as error:
         yield json_line(wire_json(ollama_error(error)))
     else:
-        yield json_line(wire_json(SUCCESS))
+        yield _line(SUCCESS)
 
 
-def _line(download: Download) -> bytes:
-    line = OllamaProgress(
-        status=f"pulling {download.repository}",
-        digest=download.repository,
-        total=download.total_bytes,
-        completed=download.done_bytes,
-    )
-    return json_line(wire_json(line))
+def _progress(download: Download) -> OllamaProgress:
+    return {
+        "status": f"pulling {download.repository}",
+        "digest": download.repository,
+        "total": download.total_bytes,
+        "completed": download.done_bytes,
+    }
+
+
+def _line(progress: OllamaProgress) -> bytes:
+    return json_line(to_json(progress))

@@ -19,7 +19,6 @@ from server.dialects.job import (
     KeepAlive,
     json_response,
     respond,
-    wire_json,
 )
 from server.dialects.ollama.models import (
     LATEST,
@@ -194,11 +193,11 @@ async def embed(context: Context) -> Response:
 
     def prepare(body: OllamaEmbedRequest, model: ServedModel, record: RequestRecord) -> Job | bytes:
         if not body.texts:
-            return to_json(EmbedForm(model.name, record.arrived_ns).fields([], None))
+            return to_json(EmbedForm(model.name, record.arrived_ns).answer([], None))
         asked = as_embedding(body, body.texts, body.dimensions)
         requests = embedding_requests(asked, model, record)
         form = EmbedForm(model.name, record.arrived_ns)
-        return vectors_job(model, requests, body.dimensions, form.fields)
+        return vectors_job(model, requests, body.dimensions, form.answer)
 
     return await _embedded(await context.arrived(OllamaEmbedRequest), prepare, context)
 
@@ -217,7 +216,8 @@ async def embeddings(context: Context) -> Response:
         body: OllamaEmbeddingsRequest, model: ServedModel, record: RequestRecord
     ) -> Job | bytes:
         if not body.prompt:
-            return wire_json(OllamaVector(embedding=[]))
+            empty: OllamaVector = {"embedding": []}
+            return to_json(empty)
         requests = embedding_requests(as_embedding(body, [body.prompt], None), model, record)
         return vectors_job(model, requests, None, one_vector)
 
@@ -302,7 +302,7 @@ async def pull(context: Context) -> Response:
         )
     async with client_waiting(context.http.receive):
         await pulled(download)
-    return json_response(wire_json(SUCCESS))
+    return json_response(to_json(SUCCESS))
 
 
 async def _download(service: Service, name: str) -> Download | None:

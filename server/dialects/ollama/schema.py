@@ -3,7 +3,7 @@
 import math
 import re
 from datetime import datetime, timedelta
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self
 
 from pydantic import (
     BaseModel,
@@ -16,6 +16,7 @@ from pydantic import (
 )
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
 
 from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from server.dialects.openai import TokenLogprobBody
@@ -33,7 +34,7 @@ from server.generation.request_fields import (
 )
 from server.generation.sampler_fields import SamplerFields
 from server.generation.tools import MAX_TOOLS
-from server.json_model import RequestModel, SparseModel, any_of, present, refused
+from server.json_model import RequestModel, any_of, present, refused
 
 UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
@@ -261,7 +262,7 @@ class OllamaEmbeddingsRequest(OllamaEmbedding):
     prompt: str = ""
 
 
-class OllamaVectors(BaseModel):
+class OllamaVectors(TypedDict):
     """Durations are nanoseconds."""
 
     model: str
@@ -271,32 +272,32 @@ class OllamaVectors(BaseModel):
     prompt_eval_count: int
 
 
-class OllamaVector(BaseModel):
+class OllamaVector(TypedDict):
     embedding: list[float]
 
 
 DoneReason = Literal["stop", "length", "load", "unload"]
 
 
-class OllamaFunction(BaseModel):
+class OllamaFunction(TypedDict):
     index: int
     name: str
     arguments: dict[str, Any]
 
 
-class OllamaToolCall(BaseModel):
+class OllamaToolCall(TypedDict):
     id: str
     function: OllamaFunction
 
 
-class OllamaMessage(SparseModel):
+class OllamaMessage(TypedDict):
     role: Literal["assistant"]
     content: str
-    thinking: str | None = None
-    tool_calls: list[OllamaToolCall] | None = None
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[OllamaToolCall]]
 
 
-class OllamaAnswer(SparseModel):
+class OllamaAnswer(TypedDict):
     """A line of a stream (the last has `done`), or the whole answer. Durations in nanoseconds:
     `load_duration` until the engine has the request, then until the first token, then until the
     end.
@@ -305,23 +306,31 @@ class OllamaAnswer(SparseModel):
     model: str
     created_at: datetime
     done: bool
-    done_reason: DoneReason | None = None
-    total_duration: int | None = None
-    load_duration: int | None = None
-    prompt_eval_count: int | None = None
-    prompt_eval_duration: int | None = None
-    eval_count: int | None = None
-    eval_duration: int | None = None
-    logprobs: list[TokenLogprobBody] | None = None
+    done_reason: NotRequired[DoneReason]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+    logprobs: NotRequired[list[TokenLogprobBody]]
 
 
-class OllamaChatAnswer(OllamaAnswer):
+class OllamaChatContent(TypedDict):
     message: OllamaMessage
 
 
-class OllamaGenerateAnswer(OllamaAnswer):
+class OllamaChatAnswer(OllamaAnswer, OllamaChatContent):
+    pass
+
+
+class OllamaGenerateContent(TypedDict):
     response: str
-    thinking: str | None = None
+    thinking: NotRequired[str]
+
+
+class OllamaGenerateAnswer(OllamaAnswer, OllamaGenerateContent):
+    pass
 
 
 class OllamaVersion(BaseModel):
@@ -385,10 +394,10 @@ class OllamaModelInfo(BaseModel):
     modified_at: datetime
 
 
-class OllamaProgress(SparseModel):
+class OllamaProgress(TypedDict):
     """A line of how fetching goes. `total` and `completed` are bytes."""
 
     status: str
-    digest: str | None = None
-    total: int | None = None
-    completed: int | None = None
+    digest: NotRequired[str]
+    total: NotRequired[int]
+    completed: NotRequired[int]

@@ -1,9 +1,8 @@
 """Answers as Ollama sends them: line by line or whole, with durations, and vectors."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from pydantic_core import to_json
 
@@ -12,8 +11,17 @@ from engine.values.output import FinishReason
 from engine.values.request import Request
 from server.dialects.errors import ollama_error
 from server.dialects.job import Job, StreamWriter, as_arguments, wire_json
-from server.dialects.ollama.schema import DoneReason
-from server.dialects.openai import chat_logprobs
+from server.dialects.ollama.schema import (
+    DoneReason,
+    OllamaAnswer,
+    OllamaChatContent,
+    OllamaGenerateContent,
+    OllamaMessage,
+    OllamaToolCall,
+    OllamaVector,
+    OllamaVectors,
+)
+from server.dialects.openai import TokenLogprobBody, chat_logprobs
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Step
 from server.generation.plan import AnswerPlan
@@ -21,16 +29,13 @@ from server.generation.pooling import vector
 from server.generation.requests import ServedModel
 from server.http.stream import NDJSON, json_line
 
-Fields = dict[str, Any]
-"""Of a JSON object."""
-
-Shape = Callable[[str, str, Sequence[Block]], Fields]
+Shape = Callable[[str, str, Sequence[Block]], OllamaChatContent | OllamaGenerateContent]
 """Makes the fields that have some content, reasoning and calls."""
 
 
-def chat_shape(content: str, thinking: str = "", calls: Sequence[Block] = ()) -> Fields:
-    """The fields of an OllamaChatAnswer."""
-    message: Fields = {"role": "assistant", "content": content}
+def chat_shape(content: str, thinking: str = "", calls: Sequence[Block] = ()) -> OllamaChatContent:
+    """The content of an answer of `/api/chat`."""
+    message: OllamaMessage = {"role": "assistant", "content": content}
     if thinking:
         message["thinking"] = thinking
     if calls:
@@ -38,15 +43,22 @@ def chat_shape(content: str, thinking: str = "", calls: Sequence[Block] = ()) ->
     return {"message": message}
 
 
-def generate_shape(content: str, thinking: str = "", calls: Sequence[Block] = ()) -> Fields:
-    """The fields of an OllamaGenerateAnswer, which has no calls."""
-    return {"response": content, **({"thinking": thinking} if thinking else {})}
+def generate_shape(
+    content: str, thinking: str = "", calls: Sequence[Block] = ()
+) -> OllamaGenerateContent:
+    """The content of an answer of `/api/generate`, which has no calls."""
+    fields: OllamaGenerateContent = {"response": content}
+    if thinking:
+        fields["thinking"] = thinking
+    return fields
 
 
-def _tool_call(call: Block) -> Fields:
+def _tool_call(call: Block) -> OllamaToolCall:
     arguments = as_arguments(call.text)
-    function = {"index": call.call_index, "name": call.name, "arguments": arguments}
-    return {"id": call.call_id, "function": function}
+    return {
+        "id": call.call_id,
+        "function": {"index": call.call_index, "name": call.name, "arguments": arguments},
+    }
 
 
 def answer_job(
@@ -83,53 +95,52 @@ class OllamaForm:
         """The JSON of an OllamaAnswer. A call that is cut off is left out, as Ollama does."""
         (choice,) = choices
         calls = [call for call in choice.calls if call is not choice.cut_off_call]
-        fields = self.shape(choice.content, choice.reasoning, calls)
-        return to_json({**self.last(choice, usage), **self.logprobs(choice), **fields})
+        last = self.last(choice, usage)
+        if logprobs := self.logprobs(choice):
+            last["logprobs"] = logprobs
+        return to_json({**last, **self.shape(choice.content, choice.reasoning, calls)})
 
     def writer(self, choices: Sequence[Choice]) -> "OllamaWriter":
         """The writer of a stream of the one choice."""
         (choice,) = choices
         return OllamaWriter(self, choice, self._model)
 
-    def last(self, choice: Choice, usage: AnswerUsage) -> Fields:
-        """The fields of a finished answer, with its durations and counts."""
-        return {
-            **_head(self._model),
-            "done": True,
-            "done_reason": "stop" if choice.finish_reason is FinishReason.STOP else "length",
-            **self._durations(choice),
-            "prompt_eval_count": usage.prompt_tokens,
-            "eval_count": usage.completion_tokens,
-        }
-
-    def logprobs(self, choice: Choice) -> Fields:
-        """The field with the log-probabilities since the last call; none where there are none."""
-        entries = choice.take_logprobs()
-        return {"logprobs": chat_logprobs(self._tokenizer, entries)} if entries else {}
-
-    def _durations(self, choice: Choice) -> Fields:
+    def last(self, choice: Choice, usage: AnswerUsage) -> OllamaAnswer:
+        """A finished answer with its durations and counts, without its content."""
         now = time.perf_counter_ns()
         first_output_ns = choice.first_output_ns or now
         return {
+            "model": self._model,
+            "created_at": datetime.now(UTC),
+            "done": True,
+            "done_reason": "stop" if choice.finish_reason is FinishReason.STOP else "length",
             "total_duration": now - self._arrived_ns,
             "load_duration": self._submitted_ns - self._arrived_ns,
             "prompt_eval_duration": first_output_ns - self._submitted_ns,
             "eval_duration": now - first_output_ns,
+            "prompt_eval_count": usage.prompt_tokens,
+            "eval_count": usage.completion_tokens,
         }
+
+    def logprobs(self, choice: Choice) -> list[TokenLogprobBody]:
+        """The log-probabilities of the tokens since the last call."""
+        return chat_logprobs(self._tokenizer, choice.take_logprobs())
 
 
 def without_answer(model: str, shape: Shape, reason: DoneReason) -> bytes:
     """The answer to a request that only loads a model, or unloads it."""
-    return to_json({**_head(model), "done": True, "done_reason": reason, **shape("", "", ())})
+    answer: OllamaAnswer = {
+        "model": model,
+        "created_at": datetime.now(UTC),
+        "done": True,
+        "done_reason": reason,
+    }
+    return to_json({**answer, **shape("", "", ())})
 
 
 def empty_line(model: str, shape: Shape) -> bytes:
     """A line of a stream without text, which clients append to the answer without effect."""
     return _line(to_json(model), _members(shape("", "", ())))
-
-
-def _head(model: str) -> Fields:
-    return {"model": model, "created_at": datetime.now(UTC)}
 
 
 def _line(model: bytes, members: bytes) -> bytes:
@@ -138,7 +149,7 @@ def _line(model: bytes, members: bytes) -> bytes:
     return json_line(b'{"model":%b,"created_at":%b,"done":false,%b}' % (model, created, members))
 
 
-def _members(fields: Fields) -> bytes:
+def _members(fields: Mapping[str, object]) -> bytes:
     """The JSON of an object without its braces."""
     return to_json(fields)[1:-1]
 
@@ -167,7 +178,7 @@ class OllamaWriter(StreamWriter):
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         """See StreamWriter. The first line has the log-probabilities of all of them."""
         logprobs = self._form.logprobs(self._choice)
-        first = b"%b," % _members(logprobs) if logprobs else b""
+        first = b'"logprobs":%b,' % to_json(logprobs) if logprobs else b""
         lines = list[bytes]()
         for step in steps:
             if members := self._step(step):
@@ -200,22 +211,22 @@ class OllamaWriter(StreamWriter):
         return before + to_json(step.text) + after
 
 
-Vectors = Sequence[Sequence[float]]
+Vectors = list[list[float]]
 
 
 def vectors_job(
     model: ServedModel,
     requests: Sequence[Request],
     dimensions: int | None,
-    fields: Callable[[Vectors, AnswerUsage], Fields],
+    answer: Callable[[Vectors, AnswerUsage], OllamaVectors | OllamaVector],
 ) -> Job:
-    """The job of embeddings in the order of the texts. `fields` makes the answer of them."""
+    """The job of embeddings in the order of the texts, of which `answer` makes the answer."""
     embedder = model.engine.card.embedder
     assert embedder is not None
 
     def render(choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
         vectors = [vector(choice.pooled, embedder, dimensions).tolist() for choice in choices]
-        return to_json(fields(vectors, usage))
+        return to_json(answer(vectors, usage))
 
     return Job(model=model, requests=requests, render=render)
 
@@ -228,8 +239,8 @@ class EmbedForm:
         self._arrived_ns = arrived_ns
         self._submitted_ns = time.perf_counter_ns()
 
-    def fields(self, vectors: Vectors, usage: AnswerUsage | None) -> Fields:
-        """The fields of an OllamaVectors. There is no usage where there was no text."""
+    def answer(self, vectors: Vectors, usage: AnswerUsage | None) -> OllamaVectors:
+        """The vectors and the durations. There is no usage where there was no text."""
         return {
             "model": self._model,
             "embeddings": vectors,
@@ -239,7 +250,7 @@ class EmbedForm:
         }
 
 
-def one_vector(vectors: Vectors, usage: AnswerUsage) -> Fields:
-    """The fields of an OllamaVector, the answer of `/api/embeddings`, of one text."""
+def one_vector(vectors: Vectors, usage: AnswerUsage) -> OllamaVector:
+    """The answer of `/api/embeddings`, which embeds one text."""
     (embedding,) = vectors
     return {"embedding": embedding}
