@@ -12,7 +12,6 @@ from pydantic import (
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    create_model,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -72,36 +71,9 @@ class RequestModel(BaseModel):
 
 
 AnswerType = type[BaseModel] | type[Mapping[str, object]]
-"""The type of a JSON object for a client: a TypedDict, or a model."""
-
-
-class SparseModel(BaseModel):
-    """A JSON object for a client. Keys that are not set are not sent: one whose default is None is
-    never null, unless it can be nothing else.
-    """
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        schema = handler(core_schema)
-        model = handler.resolve_ref_schema(schema)
-        for name, field in cls.model_fields.items():
-            if field.default is None:
-                model["properties"][name] = _never_null(model["properties"][name])
-        return schema
-
-
-def wire_event(
-    name: str, /, *types: str, about: str | None = None, **fields: Any
-) -> type[BaseModel]:
-    """The model of an event, or of another object, of one of these types, with these fields. It
-    serves as documentation only; events are written as plain JSON.
-    """
-    fields = {"type": Literal.__getitem__(types), **fields}
-    required: dict[str, Any] = {field: (kind, ...) for field, kind in fields.items()}
-    model: type[BaseModel] = create_model(name, __doc__=about, **required)
-    return model
+"""The type of a JSON object for a client: a TypedDict, or a model where Python code has objects of
+it. `/openapi.json` describes both, and what is written of either is not validated again.
+"""
 
 
 def any_of(*schemas: JsonSchemaValue) -> ConfigDict:
@@ -240,9 +212,3 @@ def _nullable(schema: JsonSchemaValue) -> JsonSchemaValue:
         name: schema.pop(name) for name in ("title", "default") if name in schema
     }
     return {"anyOf": [*schema.get("anyOf", [schema]), NULL], **about}
-
-
-def _never_null(schema: JsonSchemaValue) -> JsonSchemaValue:
-    del schema["default"]
-    options = [option for option in schema.pop("anyOf", [NULL]) if option != NULL]
-    return schema | (options[0] if len(options) == 1 else {"anyOf": options} if options else {})

@@ -1,42 +1,39 @@
-"""The models of `/v1/responses` for the OpenAPI document: responses, output items, and the events
-of a stream.
-
-Answers are written as plain JSON objects (write.py), and no model validates them again.
-"""
+"""The answers of `/v1/responses`: responses, output items, and the events of a stream."""
 
 import base64
 import binascii
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from server.dialects.errors import ResponsesErrorEvent
 from server.dialects.openai import TokenLogprobBody
-from server.json_model import SparseModel, wire_event
+from server.json_model import AnswerType
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class OutputText(BaseModel):
+class OutputText(TypedDict):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
     logprobs: list[TokenLogprobBody]
 
 
-class ReasoningText(BaseModel):
+class ReasoningText(TypedDict):
     type: Literal["reasoning_text"]
     text: str
 
 
-class SummaryText(BaseModel):
+class SummaryText(TypedDict):
     type: Literal["summary_text"]
     text: str
 
 
-class _Item(SparseModel):
+class _Item(TypedDict):
     id: str
     status: ItemStatus
 
@@ -50,14 +47,14 @@ class OutputMessage(_Item):
 class ReasoningOutput(_Item):
     type: Literal["reasoning"]
     summary: list[SummaryText]
-    content: list[ReasoningText] | None = None
-    encrypted_content: str | None = None
+    content: NotRequired[list[ReasoningText]]
+    encrypted_content: NotRequired[str]
 
 
 class _Call(_Item):
     call_id: str
     name: str
-    namespace: str | None = None
+    namespace: NotRequired[str]
 
 
 class FunctionCallOutput(_Call):
@@ -73,16 +70,16 @@ class CustomToolCallOutput(_Call):
 OutputItem = OutputMessage | ReasoningOutput | FunctionCallOutput | CustomToolCallOutput
 
 
-class InputTokensDetails(BaseModel):
+class InputTokensDetails(TypedDict):
     cached_tokens: int
     cache_write_tokens: int  # always 0: writing to the cache costs nothing
 
 
-class OutputTokensDetails(BaseModel):
+class OutputTokensDetails(TypedDict):
     reasoning_tokens: int
 
 
-class ResponseUsage(BaseModel):
+class ResponseUsage(TypedDict):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -90,17 +87,17 @@ class ResponseUsage(BaseModel):
     total_tokens: int
 
 
-class ResponseError(BaseModel):
+class ResponseError(TypedDict):
     code: str
     message: str
 
 
-class IncompleteDetails(BaseModel):
+class IncompleteDetails(TypedDict):
     reason: Literal["max_output_tokens"]
 
 
-class ResponseBody(SparseModel):
-    """A whole response."""
+class ResponseHead(TypedDict):
+    """The fields of a response that never change."""
 
     id: str
     object: Literal["response"]
@@ -127,17 +124,26 @@ class ResponseBody(SparseModel):
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"]
-    user: str | None = None
+    user: NotRequired[str]
+
+
+class ResponseState(TypedDict):
+    """The fields of a response that change, but for its output."""
 
     status: ResponseStatus
     completed_at: int | None
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
-    output: list[OutputItem]
     usage: ResponseUsage | None  # null until the response is complete
 
 
-class InputItemList(BaseModel):
+class ResponseBody(ResponseHead, ResponseState):
+    """A whole response."""
+
+    output: list[OutputItem]
+
+
+class InputItemList(TypedDict):
     """A page of the items that a response was made from."""
 
     object: Literal["list"]
@@ -158,7 +164,7 @@ class DeletedResponse(BaseModel):
     deleted: Literal[True]
 
 
-class StatusEvent(BaseModel):
+class StatusEvent(TypedDict):
     type: Literal[
         "response.created",
         "response.in_progress",
@@ -170,50 +176,105 @@ class StatusEvent(BaseModel):
     response: ResponseBody
 
 
-class ItemEvent(BaseModel):
+class ItemEvent(TypedDict):
     type: Literal["response.output_item.added", "response.output_item.done"]
     sequence_number: int
     output_index: int
     item: OutputItem
 
 
-def _event(name: str, /, *types: str, **fields: Any) -> type[BaseModel]:
-    """The model of an event within an item, with these fields in addition to the common ones."""
-    return wire_event(name, *types, sequence_number=int, item_id=str, output_index=int, **fields)
+class _WithinItem(TypedDict):
+    sequence_number: int
+    item_id: str
+    output_index: int
 
 
-def _text_events(name: str, type: str, key: str, **fields: Any) -> Sequence[type[BaseModel]]:
-    """The models of the events in which a text grows and ends. Both have these fields."""
-    delta = _event(f"{name}Delta", f"{type}.delta", delta=str, **fields)
-    return delta, _event(f"{name}Done", f"{type}.done", **{key: str}, **fields)
+class _WithinContent(_WithinItem):
+    content_index: int
 
 
-_LOGPROBS = list[TokenLogprobBody]
-_PART, _SUMMARY_PART = "response.content_part", "response.reasoning_summary_part"
+class _WithinSummary(_WithinItem):
+    summary_index: int
 
-RESPONSE_EVENTS: Sequence[type[BaseModel]] = (
+
+class PartEvent(_WithinContent):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    part: OutputText | ReasoningText
+
+
+class OutputTextDelta(_WithinContent):
+    type: Literal["response.output_text.delta"]
+    delta: str
+    logprobs: list[TokenLogprobBody]
+
+
+class OutputTextDone(_WithinContent):
+    type: Literal["response.output_text.done"]
+    text: str
+    logprobs: list[TokenLogprobBody]
+
+
+class ReasoningTextDelta(_WithinContent):
+    type: Literal["response.reasoning_text.delta"]
+    delta: str
+
+
+class ReasoningTextDone(_WithinContent):
+    type: Literal["response.reasoning_text.done"]
+    text: str
+
+
+class SummaryPartEvent(_WithinSummary):
+    type: Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"]
+    part: SummaryText
+
+
+class SummaryTextDelta(_WithinSummary):
+    type: Literal["response.reasoning_summary_text.delta"]
+    delta: str
+
+
+class SummaryTextDone(_WithinSummary):
+    type: Literal["response.reasoning_summary_text.done"]
+    text: str
+
+
+class ArgumentsDelta(_WithinItem):
+    type: Literal["response.function_call_arguments.delta"]
+    delta: str
+
+
+class ArgumentsDone(_WithinItem):
+    type: Literal["response.function_call_arguments.done"]
+    name: str
+    arguments: str
+
+
+class CustomInputDelta(_WithinItem):
+    type: Literal["response.custom_tool_call_input.delta"]
+    delta: str
+
+
+class CustomInputDone(_WithinItem):
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
+RESPONSE_EVENTS: Sequence[AnswerType] = (
     StatusEvent,
     ItemEvent,
-    _event(
-        "PartEvent",
-        *(f"{_PART}.added", f"{_PART}.done"),
-        content_index=int,
-        part=OutputText | ReasoningText,
-    ),
-    *_text_events(
-        "OutputText", "response.output_text", "text", content_index=int, logprobs=_LOGPROBS
-    ),
-    *_text_events("ReasoningText", "response.reasoning_text", "text", content_index=int),
-    _event(
-        "SummaryPartEvent",
-        *(f"{_SUMMARY_PART}.added", f"{_SUMMARY_PART}.done"),
-        summary_index=int,
-        part=SummaryText,
-    ),
-    *_text_events("SummaryText", "response.reasoning_summary_text", "text", summary_index=int),
-    _event("ArgumentsDelta", "response.function_call_arguments.delta", delta=str),
-    _event("ArgumentsDone", "response.function_call_arguments.done", name=str, arguments=str),
-    *_text_events("CustomInput", "response.custom_tool_call_input", "input"),
+    PartEvent,
+    OutputTextDelta,
+    OutputTextDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+    SummaryPartEvent,
+    SummaryTextDelta,
+    SummaryTextDone,
+    ArgumentsDelta,
+    ArgumentsDone,
+    CustomInputDelta,
+    CustomInputDone,
     ResponsesErrorEvent,
 )
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import Query
 from pydantic_core import to_json
@@ -22,6 +22,7 @@ from server.dialects.responses.answer import (
     InputItemList,
     InputTokens,
     ResponseBody,
+    ResponseHead,
 )
 from server.dialects.responses.background import BackgroundDependency
 from server.dialects.responses.read import (
@@ -46,16 +47,6 @@ from server.http.stream import client_waiting
 from server.record import RequestRecord
 from server.service import ArrivedBody, Context, RecordDependency
 from server.workers import LARGE_BYTES
-
-ECHOED = (
-    "background", "instructions", "max_output_tokens", "max_tool_calls", "metadata",
-    "parallel_tool_calls", "previous_response_id", "prompt_cache_key", "safety_identifier", "store",
-    "top_logprobs",
-)  # fmt: skip
-"""Fields of the body that the response repeats as they are."""
-
-SAMPLING = ("frequency_penalty", "presence_penalty", "temperature", "top_p")
-"""Fields that the response repeats with the model's own defaults."""
 
 InputT = TypeVar("InputT", bound=InputTokensRequest)
 T = TypeVar("T")
@@ -188,16 +179,31 @@ def response_form(
 
 def _head(
     body: ResponsesRequest, tools: RequestTools, request: Request, model: str, id: str
-) -> dict[str, Any]:
-    """The fields of the response that never change."""
-    choice, reasoning = body.tool_choice, body.reasoning
-    head = {
+) -> ResponseHead:
+    """The fields of the response that never change. Sampling values that the body leaves out are
+    those of the model.
+    """
+    choice, reasoning, sampling = body.tool_choice, body.reasoning, request.sampling
+    head: ResponseHead = {
         "id": id,
         "object": "response",
         "created_at": int(time.time()),
         "model": model,
-        **{name: getattr(body, name) for name in ECHOED},
-        **{name: getattr(request.sampling, name) for name in SAMPLING},
+        "background": body.background,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "safety_identifier": body.safety_identifier,
+        "store": body.store,
+        "top_logprobs": body.top_logprobs,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
         "reasoning": {
             "effort": body.thinking_choice.effort,
             "summary": reasoning.summary or reasoning.generate_summary,
@@ -210,7 +216,9 @@ def _head(
         "tools": tools.declared,
         "truncation": "disabled",
     }
-    return head if body.user is None else {**head, "user": body.user}
+    if body.user is not None:
+        head["user"] = body.user
+    return head
 
 
 router = Endpoints(prefix="/v1/responses")

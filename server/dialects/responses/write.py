@@ -7,7 +7,6 @@ events and responses that have it repeat these bytes.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic_core import to_json
 
@@ -15,7 +14,14 @@ from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from server.dialects.job import StreamWriter
 from server.dialects.openai import chat_logprobs, wire_finish_reason
-from server.dialects.responses.answer import ItemStatus, ResponseStatus, seal
+from server.dialects.responses.answer import (
+    ItemStatus,
+    ResponseError,
+    ResponseState,
+    ResponseStatus,
+    ResponseUsage,
+    seal,
+)
 from server.dialects.responses.store import (
     ResponseStore,
     StoredConversation,
@@ -141,12 +147,12 @@ class ResponseForm:
         status: ResponseStatus,
         items: Sequence[StoredItem] = (),
         *,
-        usage: dict[str, Any] | None = None,
+        usage: ResponseUsage | None = None,
         error: ApiError | None = None,
     ) -> bytes:
         """The JSON of the ResponseBody in some state."""
         is_cut_off = status == "incomplete"
-        state = {
+        state: ResponseState = {
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
             "error": None if error is None else _error(error),
@@ -161,7 +167,7 @@ class ResponseForm:
         status: ResponseStatus,
         items: Sequence[StoredItem] = (),
         *,
-        usage: dict[str, Any] | None = None,
+        usage: ResponseUsage | None = None,
         error: ApiError | None = None,
     ) -> bytes:
         """The JSON of the ResponseBody as it ends, which is stored if the client wants that."""
@@ -346,7 +352,7 @@ def _item_status(choice: Choice, block: Block) -> ItemStatus:
     return "incomplete" if is_cut_off or block is choice.cut_off_call else "completed"
 
 
-def _error(error: ApiError) -> dict[str, str]:
+def _error(error: ApiError) -> ResponseError:
     """The error of a response, with one of the few codes that it may have."""
     if error.code in PASSED_ON:
         code = str(error.code)
@@ -355,8 +361,8 @@ def _error(error: ApiError) -> dict[str, str]:
     return {"code": code, "message": str(error)}
 
 
-def _usage(usage: AnswerUsage) -> dict[str, Any]:
-    """The JSON of a ResponseUsage."""
+def _usage(usage: AnswerUsage) -> ResponseUsage:
+    """The tokens under the names of `/v1/responses`."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
