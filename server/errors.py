@@ -12,7 +12,7 @@ from engine.api import EngineError, InvalidRequest, NoGrammars, QueueFull
 UNSUPPORTED = "unsupported"
 """Code of features of the API that this daemon lacks; also the type of pydantic's custom error."""
 
-STOPPED_RETRY_AFTER_SECONDS = 5
+RETRY_AFTER_SECONDS = 5  # where nothing says when there will be room
 CLIENT_LEFT_STATUS = 499  # nginx's number, for the access log alone
 MAX_PARAM_CHARACTERS = 128  # a client's own keys can be in it
 
@@ -176,9 +176,9 @@ def _refusal(error: EngineError) -> ApiError:
         case QueueFull():
             return busy(429, str(error), "rate_limit_exceeded", error.retry_after_seconds)
         case NoGrammars():
-            return busy(503, str(error), "grammars_unavailable", STOPPED_RETRY_AFTER_SECONDS)
+            return busy(503, str(error), "grammars_unavailable", RETRY_AFTER_SECONDS)
         case _:
-            return busy(503, str(error), "engine_stopped", STOPPED_RETRY_AFTER_SECONDS)
+            return busy(503, str(error), "engine_stopped", RETRY_AFTER_SECONDS)
 
 
 def busy(status: int, message: str, code: str, retry_after_seconds: int) -> ApiError:

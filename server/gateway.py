@@ -18,7 +18,13 @@ from server.access.policy import Policy, is_limited, peer_address
 from server.access.web import Origins
 from server.activity import RequestTracker
 from server.dialects.errors import error_response
-from server.errors import CLIENT_LEFT_STATUS, ApiError, ClientDisconnected, busy
+from server.errors import (
+    CLIENT_LEFT_STATUS,
+    RETRY_AFTER_SECONDS,
+    ApiError,
+    ClientDisconnected,
+    busy,
+)
 from server.fairness import Budget, Reservation
 from server.http.body import ArrivingBody, body_too_large
 from server.http.connections import Connection, connection_of
@@ -30,7 +36,6 @@ METHODS = ("GET", "HEAD", "POST", "DELETE")
 READABLE_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After")
 
 ALWAYS_ANSWERED = {"/health", "/load", "/metrics"}
-RETRY_AFTER_SECONDS = 5
 MAX_USER_AGENT_CHARACTERS = 200
 
 log = logging.getLogger("rootstock.access")

@@ -19,8 +19,9 @@ from fastapi import FastAPI
 
 from engine.values.log_lines import LogFormatter
 from server.dialects.errors import error_shape
-from server.errors import busy
+from server.errors import RETRY_AFTER_SECONDS, busy
 from server.http.connections import (
+    MAX_HEAD_BYTES,
     AcceptErrors,
     BoundedHttp,
     ConnectionLimits,
@@ -40,10 +41,8 @@ SWITCH_SECONDS = 0.001
 """How long a worker thread goes on that computes in Python while the event loop waits to. The loop
 waits for that anew whenever it has waited for a socket; Python's default is five times as long."""
 
-RETRY_AFTER_SECONDS = 5
 CLIENT_SECONDS = 5.0  # for a client to send its request, and to read the answer
 ACCEPT_RETRY_SECONDS = 1.0  # after an error, such as too many open files
-MAX_HEAD_BYTES = 65_536
 HEAD_END = b"\r\n\r\n"
 
 log = logging.getLogger("rootstock")

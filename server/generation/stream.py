@@ -115,7 +115,7 @@ class Inbox:
         """See EventSink."""
         if self._failure is not None:
             return
-        if event.finish_reason is not None and (failure := _failure(event)) is not None:
+        if event.finish_reason is not None and (failure := sequence_error(event)) is not None:
             self.fail(failure)
             return
         self._note(event)
@@ -189,7 +189,7 @@ class Inbox:
             self._waiter.set_result(None)
 
 
-def _failure(event: OutputEvent) -> Exception | None:
+def sequence_error(event: OutputEvent) -> Exception | None:
     """The error for the client of a sequence that failed."""
     if event.finish_reason is FinishReason.ABORT:
         return EngineStopped("The server is stopping; the request was not completed.")

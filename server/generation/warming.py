@@ -12,13 +12,14 @@ from pydantic import BaseModel
 
 from engine.api import EngineError, EngineStopped
 from engine.values.model import Task
-from engine.values.output import FinishReason, OutputEvent
+from engine.values.output import OutputEvent
 from engine.values.request import Request
 from engine.values.tokens import pack
-from server.errors import SERVER, ApiError, refused_field
+from server.errors import ApiError
 from server.generation.conversation import Conversation, Message, texts
 from server.generation.prompt import check_prompt
 from server.generation.requests import ServedModel, check_task
+from server.generation.stream import sequence_error
 from server.record import Principal, RequestRecord
 from server.workers import Workers
 
@@ -133,14 +134,8 @@ async def warm(
         event: OutputEvent = await sink.ended
     finally:
         submission.end()
-    match event.finish_reason:
-        case FinishReason.ABORT:
-            raise EngineStopped("The server is stopping; the prompt was not computed.")
-        case FinishReason.ERROR if event.param is not None:
-            raise refused_field(event.param, event.error or "")
-        case FinishReason.ERROR:
-            message = event.error or "The request failed while it was computed."
-            raise ApiError(500, message, type=SERVER, code="generation_failed")
+    if error := sequence_error(event):
+        raise error
     usage = event.usage
     assert usage is not None, "a sequence that ends well has a usage"
     return Warmed(

@@ -28,7 +28,7 @@ from engine.values.stats import ModelMemory, readable_bytes
 
 # C0, DEL and C1, but for newline and tab: https://www.unicode.org/charts/PDF/U0080.pdf
 CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\n\t")))
-UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 LEAST_OTHERS_BYTES = 2**20
 """Other models' share of a disk cache is shown from this size on: directories alone take less."""
 

@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from engine.values.settings import Section
 from server.settings import Settings, SettingsError, load_settings
-from server.terminal.console import print_error
+from server.terminal.console import UNITS, print_error
 
 IN_YAML_ALONE = frozenset({"models"})  # a list of mappings
 USAGE_ERROR = 2
@@ -36,8 +36,6 @@ VLLM_FLAGS = {
     "--tool-call-parser": "--tool-parser",
 }
 """Flags of vLLM, and those that do the same here: https://docs.vllm.ai/en/stable/cli/serve/"""
-
-UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
 
 class SettingsCommand(TyperCommand):

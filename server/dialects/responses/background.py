@@ -14,12 +14,10 @@ from engine.api import EngineError
 from server.activity import RequestTracker
 from server.dialects.job import Job, generate_all
 from server.dialects.responses.write import ResponseForm
-from server.errors import ApiError, busy, to_api_error
+from server.errors import RETRY_AFTER_SECONDS, ApiError, busy, to_api_error
 from server.fairness import Budget
 from server.generation.stream import rendering_bytes
 from server.workers import Workers
-
-RETRY_AFTER_SECONDS = 5
 
 log = logging.getLogger("rootstock.responses")
 
