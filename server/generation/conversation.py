@@ -46,7 +46,7 @@ def texts(*given: str) -> tuple[Part, ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """What one role says. `answered_call` is the id of the call whose result it is, and `name` the
-    name of the tool, or of the speaker.
+    name of the tool, or of the speaker. `tools` are those that it makes known.
     """
 
     role: Role
@@ -55,6 +55,7 @@ class Message:
     calls: Sequence[ToolCall] = ()
     answered_call: str | None = None
     name: str | None = None
+    tools: Sequence[Tool] = ()
 
     @property
     def text(self) -> str:

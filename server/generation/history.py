@@ -11,6 +11,7 @@ from threading import Lock
 from typing import TypeAlias
 
 from engine.values.model import Replay
+from server.generation.late_tools import ToolPlaces
 
 _Key: TypeAlias = tuple[str | bytes, ...]
 
@@ -43,10 +44,12 @@ class Replays:
     """An LRU cache of answers with calls, limited in answers and in tokens. Safe from any thread.
 
     The key is the `cache_salt` with the conversation and the ids of the calls: models that write
-    ids write the same ones in every conversation.
+    ids write the same ones in every conversation. `tool_places` are those of the same
+    conversations.
     """
 
     def __init__(self, max_answers: int = MAX_ANSWERS, max_tokens: int = MAX_TOKENS) -> None:
+        self.tool_places = ToolPlaces()
         self._max_answers = max_answers
         self._max_tokens = max_tokens
         self._answers: OrderedDict[_Key, tuple[AssistantTurn, Replay]] = OrderedDict()
@@ -67,7 +70,8 @@ class Replays:
         return len(self._answers)
 
     def clear(self) -> int:
-        """Forget all answers. Returns how many there were."""
+        """Forget all answers, and the places of tools. Returns how many answers there were."""
+        self.tool_places.clear()
         with self._lock:
             n_answers = len(self._answers)
             self._answers.clear()

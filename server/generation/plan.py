@@ -22,6 +22,7 @@ from engine.values.request import (
 )
 from server.errors import UNSUPPORTED, InvalidField
 from server.generation.conversation import Chat, Conversation, digest_of
+from server.generation.late_tools import callable_tools, known_tools
 from server.generation.markers import CallMarker, marker_of
 from server.generation.request_fields import Structure, of_schema
 from server.parsing.answer import ReasoningFormat, ToolFormat
@@ -224,7 +225,7 @@ class ConstraintWriter:
         """The constraint on calls that the model chooses to make; None where all are allowed."""
         parallel = chat.parallel_calls
         is_promised = not parallel or any(function.strict for function in functions)
-        is_promised |= len(functions) < len(chat.conversation.tools)
+        is_promised |= len(functions) < len(known_tools(chat.conversation))
         if not is_promised and self._settings.tool_guides == "strict-only":
             return None
         # After a marker that not every call has, other calls may follow.
@@ -333,6 +334,7 @@ class AnswerPlan:
     opened: str  # the beginning of reasoning with which the prompt ends
     reasoning_end: str  # the marker; "" where the model has none
     conversation: bytes  # a digest of its messages
+    forbidden: Sequence[tuple[int, ...]]  # tokens that the answer may not have in a row
 
     @property
     def markup(self) -> Markup:
@@ -374,12 +376,14 @@ class AnswerPlanner:
         return self._reasoning is not None
 
     @cached_property
-    def _marker(self) -> CallMarker | None:
+    def marker(self) -> CallMarker | None:
+        """What begins calls, and nothing else; None where nothing does."""
         return marker_of(self.tools, self._tokenizer) if self.tools else None
 
     def plan(self, chat: Chat, prompt: Sequence[int]) -> AnswerPlan:
         """Raises ApiError (400) for a feature that the model has no format for."""
-        functions = _functions(chat.conversation)
+        tools = callable_tools(chat.conversation)
+        functions = [Function(tool.name, tool.parameters, tool.strict) for tool in tools]
         if functions:
             self._check_functions(functions, chat.tools_field)
         thinking = Thinking(self._tokenizer, self._reasoning, prompt, _prefill(chat.conversation))
@@ -387,7 +391,7 @@ class AnswerPlanner:
             self._tokenizer,
             self.tools,
             self._write_calls,
-            self._marker,
+            self.marker,
             thinking,
             self._settings,
         )
@@ -401,7 +405,15 @@ class AnswerPlanner:
             opened=thinking.opened,
             reasoning_end=self._reasoning.end if self._reasoning else "",
             conversation=digest_of(chat.conversation.messages),
+            forbidden=() if functions else self._forbidden(chat.conversation),
         )
+
+    def _forbidden(self, conversation: Conversation) -> Sequence[tuple[int, ...]]:
+        """What begins calls, in a conversation that has tools or calls, where none may be made."""
+        has_any = known_tools(conversation) or any(each.calls for each in conversation.messages)
+        if self.marker is None or not has_any:
+            return ()
+        return (self.marker.tokens, *sorted(self.marker.spellings))
 
     def _format_of(self, chat: Chat, functions: Sequence[Function]) -> AnswerFormat:
         """How the answer is read. An answer that has to have a structure has no calls that begin
@@ -443,15 +455,3 @@ def _prefill(conversation: Conversation) -> str:
     if not conversation.continue_final_message:
         return ""
     return conversation.messages[-1].text
-
-
-def _functions(conversation: Conversation) -> list[Function]:
-    """The functions that may be called."""
-    choice = conversation.tool_choice
-    if choice.mode == "none":
-        return []
-    return [
-        Function(tool.name, tool.parameters, tool.strict)
-        for tool in conversation.tools
-        if choice.names is None or tool.name in choice.names
-    ]

@@ -5,6 +5,7 @@ All of it is called in worker threads."""
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 from engine.api import PromptTooLong
@@ -14,6 +15,15 @@ from server.generation.conversation import Conversation, Message, digests
 from server.generation.efforts import Efforts
 from server.generation.generic_tools import plain_conversation
 from server.generation.history import AssistantTurn, Call, Replays
+from server.generation.late_tools import (
+    Declaration,
+    PlacedTools,
+    callable_tools,
+    description,
+    read,
+    with_late_tools,
+)
+from server.generation.plan import AnswerPlanner
 from server.generation.request_fields import Prompt
 from server.generation.template import (
     TemplateTraits,
@@ -24,9 +34,10 @@ from server.generation.template import (
     template_messages,
     traits_of,
 )
-from server.generation.tools import Tool
-from server.parsing.answer import ToolFormat
 from server.parsing.formats.json_calls import GENERIC
+
+KEPT_DESCRIPTIONS = 64
+"""Of late tools: a conversation sends its own with each turn."""
 
 
 def template_arguments(body: Conversation, efforts: Efforts) -> dict[str, Any]:
@@ -83,24 +94,17 @@ def _parsed(arguments: str) -> object:
         return arguments
 
 
-def _tools_in_prompt(conversation: Conversation) -> Sequence[Tool]:
-    """With a named choice all, so that the prompt is the same from turn to turn; with `none`
-    none.
-    """
-    return () if conversation.tool_choice.mode == "none" else conversation.tools
-
-
 class PromptEncoder:
     """Turns what clients send into token ids."""
 
-    def __init__(self, tokenizer: Tokenizer, tools: ToolFormat | None, card: ModelCard) -> None:
-        """`tools` is the format of the model's calls; None for a model that calls none."""
+    def __init__(self, tokenizer: Tokenizer, planner: AnswerPlanner, card: ModelCard) -> None:
         self._tokenizer = tokenizer
-        self._tools = tools
+        self._planner = planner
         self._card = card
         self.traits = traits_of(tokenizer)
         """What the model's chat template takes."""
         self.efforts = Efforts(tokenizer.chat_template)
+        self._describe = lru_cache(KEPT_DESCRIPTIONS)(partial(description, tokenizer, self.traits))
 
     def chat(
         self, conversation: Conversation, replays: Replays, cache_salt: str
@@ -114,10 +118,12 @@ class PromptEncoder:
         given = conversation.messages
 
         def encode() -> list[int]:
-            is_about_tools = bool(conversation.tools) or any(map(concerns_tools, given))
-            is_generic = self._tools is GENERIC and is_about_tools
+            placed = replays.tool_places.place(conversation, cache_salt)
+            tools = self._head(conversation, placed)
+            is_about_tools = bool(tools) or any(map(concerns_tools, given))
+            is_generic = self._planner.tools is GENERIC and is_about_tools
             traits = replace(self.traits, system="system") if is_generic else self.traits
-            messages = in_place(given, traits)
+            messages = in_place(with_late_tools(given, placed, self._describe), traits)
             before = [
                 digest
                 for message, digest in zip(given, digests(given), strict=False)
@@ -125,25 +131,31 @@ class PromptEncoder:
             ]
             known = found_replays(replays, messages, cache_salt, before)
             arguments = template_arguments(conversation, self.efforts)
-            tools = _tools_in_prompt(conversation)
             if is_generic:  # whose system turn has the tools, whatever its role
                 return self._with_generic_tools(messages, tools, known, arguments)
             if tools:
-                arguments["tools"] = declared_tools(tools, self.traits)
+                arguments["tools"] = declared_tools(map(read, tools), self.traits)
             shown = template_messages(messages, self.traits)
             return self._tokenizer.apply_chat_template(shown, known, **arguments)
 
         return bounded(encode, self._card, "messages")
 
+    def _head(self, conversation: Conversation, placed: PlacedTools) -> Sequence[Declaration]:
+        """The tools that the template renders: none where none may be called, and nothing that
+        could be forbidden begins a call.
+        """
+        may_call = self._planner.marker or callable_tools(conversation)
+        return placed.head if may_call else ()
+
     def _with_generic_tools(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Tool],
+        tools: Sequence[Declaration],
         replays: Mapping[int, Replay],
         arguments: Mapping[str, Any],
     ) -> list[int]:
         """The conversation for a template that has no tools. `replays` are by message."""
-        declared = declared_tools(tools, TemplateTraits())
+        declared = declared_tools(map(read, tools), TemplateTraits())
         shown = template_messages(messages, TemplateTraits())
         plain = plain_conversation(shown, declared, self.traits.system)
         known = {plain.places[index]: replay for index, replay in replays.items()}

@@ -96,7 +96,7 @@ def served_models(
     them.
     """
     planner = AnswerPlanner(engine.tokenizer, settings)
-    prompts = PromptEncoder(engine.tokenizer, planner.tools, engine.card)
+    prompts = PromptEncoder(engine.tokenizer, planner, engine.card)
     prefixes = CommonPrefixTracker()
     breakers = BreakerTokens(engine.tokenizer, engine.card.vocab_size)
     return {
@@ -188,7 +188,7 @@ def prepare_chat(
     request = _request(
         chat.sampling,
         chat.logprobs,
-        model.prompts.bad_words(chat.sampling.bad_words),
+        (*model.prompts.bad_words(chat.sampling.bad_words), *plan.forbidden),
         model,
         record,
         id=record.id,

@@ -2,7 +2,7 @@
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import takewhile
@@ -13,7 +13,7 @@ from engine.api import PromptTooLong
 from engine.values.model import Tokenizer
 from server.generation.conversation import Message, Part, Role, texts
 from server.generation.generic_tools import SystemRole
-from server.generation.tools import UNREADABLE, Tool, ToolCall, read_arguments
+from server.generation.tools import UNREADABLE, ToolCall, read_arguments
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The names that templates use: most the first, gpt-oss's the last."""
@@ -223,11 +223,13 @@ def _nine(id: str) -> str:
     return "".join(digits)
 
 
-def declared_tools(tools: Sequence[Tool], traits: TemplateTraits) -> list[Mapping[str, Any]]:
-    """The declarations of the tools in the form that the template takes."""
+def declared_tools(
+    declarations: Iterable[Mapping[str, Any]], traits: TemplateTraits
+) -> list[Mapping[str, Any]]:
+    """The declarations of tools in the form that the template takes."""
     if traits.tools == "declared":
-        return [tool.declared for tool in tools]
-    return [{**tool.declared, "function": _completed(tool.declared["function"])} for tool in tools]
+        return list(declarations)
+    return [{**each, "function": _completed(each["function"])} for each in declarations]
 
 
 def _completed(function: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -280,7 +282,7 @@ class _Probe:
     options: Sequence[str]
     conversations: Sequence[Sequence[Message]]
     otherwise: str | None = None
-    tools: Sequence[Tool] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
 
     def found(self, tokenizer: Tokenizer, traits: TemplateTraits) -> TemplateTraits:
         """The traits with the value that is found. The other traits are taken as they are."""
@@ -370,7 +372,7 @@ _PROBES = (
         "tools",
         ("declared", "completed"),
         [[_USER]],
-        tools=[Tool({"type": "function", "function": {"name": _WORD}})],
+        tools=[{"type": "function", "function": {"name": _WORD}}],
     ),
 )
 

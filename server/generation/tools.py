@@ -23,12 +23,14 @@ CUSTOM_INPUT = "input"
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call. `declared` is its declaration in the prompt, an object
-    with the keys `type` and `function`. A strict function's arguments are held to its schema.
+    with the keys `type` and `function`. A strict function's arguments are held to its schema. The
+    model does not know a deferred one before a message makes it known.
     """
 
     declared: Mapping[str, Any]
     strict: bool = False
     is_custom: bool = False
+    is_deferred: bool = False
 
     @property
     def name(self) -> str:
@@ -46,9 +48,10 @@ def function_tool(
     parameters: Mapping[str, Any] | None = None,
     *,
     strict: bool = False,
+    is_deferred: bool = False,
 ) -> Tool:
     """The tool of a function whose declaration has these fields alone."""
-    return Tool(_declared(name, description, parameters), strict)
+    return Tool(_declared(name, description, parameters), strict, is_deferred=is_deferred)
 
 
 def custom_tool(
@@ -84,8 +87,8 @@ ToolMode = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model may or must call tools, and which. All tools are in the prompt, unless it
-    may call none.
+    """Whether the model may or must call tools, and which. All tools are in the prompt, so that it
+    is the same from turn to turn.
     """
 
     mode: ToolMode = "auto"

@@ -229,15 +229,23 @@ def test_the_tools_and_the_clients_text_are_one_system_turn(chatml: Daemon) -> N
 
 
 def test_without_tools_the_prompt_is_the_templates_own(chatml: Daemon) -> None:
-    fields: list[dict[str, Any]] = [{"tools": []}, {"tool_choice": "none"}]
-    for without in fields:
-        chatml.say(HERMES_PING)
-        (choice,) = chatml.create(**without).choices
-        assert choice.message.content == HERMES_PING
-        assert prompt(chatml) == (
-            "<|im_start|>system\nYou are an assistant<|im_end|>\n"
-            f"<|im_start|>user\n{USER['content']}<|im_end|>\n<|im_start|>assistant\n"
-        )
+    chatml.say(HERMES_PING)
+    (choice,) = chatml.create(tools=[]).choices
+    assert choice.message.content == HERMES_PING
+    assert prompt(chatml) == (
+        "<|im_start|>system\nYou are an assistant<|im_end|>\n"
+        f"<|im_start|>user\n{USER['content']}<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_where_no_tool_may_be_called_the_prompt_is_the_same(chatml: Daemon) -> None:
+    chatml.create()
+    with_tools = prompt(chatml)
+    chatml.say(HERMES_PING)
+    (choice,) = chatml.create(tool_choice="none").choices
+    assert choice.message.content == HERMES_PING
+    assert prompt(chatml) == with_tools
+    assert chatml.asked.sampling.bad_words
 
 
 def test_text_of_a_conversation_without_tools_is_not_changed(chatml: Daemon) -> None:

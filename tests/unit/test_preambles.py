@@ -10,11 +10,14 @@ from server.dialects.chat.schema import ChatRequest
 from server.errors import ApiError
 from server.generation.conversation import Conversation
 from server.generation.history import Replays
+from server.generation.plan import AnswerPlanner
 from server.generation.prompt import PromptEncoder
+from server.settings.models import ConversationSettings
 from tests.answering import opened
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.fake_engine import FakeEngine
 
+UNTOOLED = ConversationSettings(tool_parser="none")
 _CALLS = "{%- for call in m.tool_calls or [] %}[call {{ call.function.name }}]{%- endfor %}"
 BOTH = (
     "{%- for m in messages %}[{{ m.role }}][thought {{ m.reasoning }}]{{ m.content }}"
@@ -40,7 +43,8 @@ def encoder(directory: Path, template: str) -> PromptEncoder:
     wrapper = load_tokenizer(write_family(FAMILIES["qwen3"], directory))
     wrapper.chat_template = template
     card = replace(FakeEngine().card, vocab_size=4096, max_context_tokens=4096, arena_tokens=4096)
-    return PromptEncoder(opened(wrapper, 4096), None, card)
+    tokenizer = opened(wrapper, 4096)
+    return PromptEncoder(tokenizer, AnswerPlanner(tokenizer, UNTOOLED), card)
 
 
 def history(**said: str) -> Conversation:

@@ -13,12 +13,15 @@ from transformers import PreTrainedTokenizerFast
 from measuring.random_checkpoint import tiny_tokenizer
 from server.dialects.chat.schema import ChatRequest
 from server.generation.history import Replays
+from server.generation.plan import AnswerPlanner
 from server.generation.prompt import PromptEncoder
 from server.generation.template import TemplateTraits
+from server.settings.models import ConversationSettings
 from tests.answering import checkpoint_with
 from tests.contract.fake_engine import FakeEngine
 from tests.profiles import examples
 
+UNTOOLED = ConversationSettings(tool_parser="none")
 ARGUMENTS = {
     "items": "{%- for k, v in c.function.arguments|items %}{{ k }}={{ v|tojson }};{%- endfor %}",
     "tojson": "{{ c.function.arguments|tojson }}",
@@ -118,7 +121,8 @@ KINDS = st.builds(
 def encoder(kind: Kind) -> PromptEncoder:
     fast = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer(), eos_token="<|im_end|>")
     card = replace(FakeEngine().card, vocab_size=4096, max_context_tokens=4096, arena_tokens=4096)
-    return PromptEncoder(checkpoint_with(fast, kind.template), None, card)
+    tokenizer = checkpoint_with(fast, kind.template)
+    return PromptEncoder(tokenizer, AnswerPlanner(tokenizer, UNTOOLED), card)
 
 
 def rendered(kind: Kind, *messages: dict[str, Any], **fields: Any) -> str:

@@ -19,6 +19,7 @@ from server.dialects.messages.schema import (
     ThinkingBlockParam,
     ToolChoiceParam,
     ToolParam,
+    ToolReferenceBlockParam,
     ToolResultBlockParam,
     ToolUseBlockParam,
 )
@@ -58,12 +59,16 @@ BLOCKS_OF: dict[str, tuple[type[BaseModel], ...]] = {
 }
 
 
-def chat_messages(system: Iterable[str], messages: Sequence[MessageParam]) -> list[Message]:
-    """The conversation, each turn one message and each tool's result one of its own.
+def chat_messages(
+    system: Iterable[str], messages: Sequence[MessageParam], tools: Iterable[Tool] = ()
+) -> list[Message]:
+    """The conversation, each turn one message and each tool's result one of its own, which makes
+    those of the tools known that it refers to.
 
     Raises ApiError (400) for blocks that are not of their role.
     """
-    grouped = groupby(_turns(system, messages), lambda message: message.role)
+    turns = _turns(system, messages, {tool.name: tool for tool in tools})
+    grouped = groupby(turns, lambda message: message.role)
     return [message for role, turns in grouped for message in _merged(role, [*turns])]
 
 
@@ -81,21 +86,23 @@ def _merged(role: Role, messages: Sequence[Message]) -> Sequence[Message]:
     return [Message(role=role, parts=parts, reasoning=reasoning, calls=calls)]
 
 
-def _turns(system: Iterable[str], messages: Sequence[MessageParam]) -> Iterator[Message]:
+def _turns(
+    system: Iterable[str], messages: Sequence[MessageParam], tools: Mapping[str, Tool]
+) -> Iterator[Message]:
     if first := texts(*system):
         yield Message(role="system", parts=first)
     for index, message in enumerate(messages):
         _check_blocks(message, f"messages[{index}].content")
         match message.role:
             case "user":
-                yield from _users(message)
+                yield from _users(message, tools)
             case "assistant":
                 yield _assistants(message)
             case "system":
                 yield Message(role="system", parts=texts(*block_texts(message.content)))
 
 
-def _users(message: MessageParam) -> Iterator[Message]:
+def _users(message: MessageParam, tools: Mapping[str, Tool]) -> Iterator[Message]:
     """The tool results of a user message, and its texts between and after them."""
     if not message.content:
         yield Message(role="user")
@@ -104,9 +111,19 @@ def _users(message: MessageParam) -> Iterator[Message]:
             case TextBlockParam() | DocumentBlockParam() | SearchResultBlockParam():
                 yield Message(role="user", parts=texts(block.text))
             case ToolResultBlockParam():
-                text = "\n".join(block_texts(block.content))
-                result = texts(f"Error: {text}" if block.is_error else text)
-                yield Message(role="tool", parts=result, answered_call=block.tool_use_id)
+                yield _result(block, tools)
+
+
+def _result(block: ToolResultBlockParam, tools: Mapping[str, Tool]) -> Message:
+    names = [each.tool_name for each in block.content if isinstance(each, ToolReferenceBlockParam)]
+    unknown = [f"There is no tool {name}." for name in names if name not in tools]
+    text = "\n".join([*block_texts(block.content), *unknown])
+    return Message(
+        role="tool",
+        parts=texts(f"Error: {text}" if block.is_error else text),
+        answered_call=block.tool_use_id,
+        tools=[tools[name] for name in names if name in tools],
+    )
 
 
 def _assistants(message: MessageParam) -> Message:
@@ -139,6 +156,10 @@ def _check_blocks(message: MessageParam, place: str) -> None:
 BILLING_LINE = "x-anthropic-billing-header:"
 MODES: Mapping[str, ToolMode] = {"auto": "auto", "any": "required", "none": "none"}
 
+SEARCHES = "tool_search_tool_"
+"""How the types of Anthropic's own searches begin. Without them nothing would find deferred tools.
+"""
+
 MAX_LOGGED = 8  # types of tools, which are client input
 
 log = logging.getLogger("rootstock.messages")
@@ -165,13 +186,13 @@ def conversation(body: CountTokensRequest, model: ServedModel) -> Conversation:
     system = block_texts(body.system)
     if model.settings.strip_billing_header:
         system = [_without_billing_line(text) for text in system]
-    messages = chat_messages(filter(None, system), body.messages)
+    tools = _tools(body.tools)
+    check_tools(tools, "tools")
+    messages = chat_messages(filter(None, system), body.messages, tools)
     check_messages(messages, "messages")
     is_continued = messages[-1].role == "assistant"
     if is_continued:
         check_continued(messages, "messages")
-    tools = _tools(body.tools)
-    check_tools(tools, "tools")
     return Conversation(
         messages=messages,
         tools=tools,
@@ -191,8 +212,15 @@ def _without_billing_line(text: str) -> str:
 def _tools(tools: Sequence[ToolParam]) -> list[Tool]:
     if kinds := sorted({tool.type for tool in tools if tool.is_hosted}):
         log.info("left out, as they run at Anthropic alone: tools of types %r", kinds[:MAX_LOGGED])
+    runs_search = any(tool.is_hosted and tool.type.startswith(SEARCHES) for tool in tools)
     return [
-        function_tool(tool.name, tool.description, tool.input_schema, strict=tool.strict)
+        function_tool(
+            tool.name,
+            tool.description,
+            tool.input_schema,
+            strict=tool.strict,
+            is_deferred=tool.defer_loading and not runs_search,
+        )
         for tool in tools
         if not tool.is_hosted
     ]

@@ -180,10 +180,27 @@ TextBlocks = Annotated[
 Text = Annotated[TextBlocks, BeforeValidator(as_parts, json_schema_input_type=str | TextBlocks)]
 
 
+class ToolReferenceBlockParam(CacheControlled):
+    """Makes a declared tool known, which is described here, and no longer at the prompt's head."""
+
+    type: Literal["tool_reference"]
+    tool_name: str = Field(min_length=1, max_length=256)
+
+
+ResultBlock: TypeAlias = TextBlock | ToolReferenceBlockParam
+ResultBlocks = Annotated[
+    list[Annotated[ResultBlock, BY_TYPE]],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+]
+Result = Annotated[
+    ResultBlocks, BeforeValidator(as_parts, json_schema_input_type=str | ResultBlocks)
+]
+
+
 class ToolResultBlockParam(CacheControlled):
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=256)
-    content: Text = Field(default_factory=list)
+    content: Result = Field(default_factory=list)
     is_error: bool = False
 
     @property
@@ -246,6 +263,9 @@ class ToolParam(CacheControlled):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool = False
+    defer_loading: bool = Field(
+        False, description="Whether the model does not know it before a `tool_reference` names it."
+    )
 
     @property
     def is_hosted(self) -> bool:

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeGuard
 
 from pydantic import TypeAdapter
@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from server.dialects.files import FileFields
 from server.dialects.responses.answer import unseal
 from server.dialects.responses.schema import (
+    AdditionalToolsItem,
     ConversationItem,
     CustomToolCallItem,
     FunctionCallItem,
@@ -25,6 +26,8 @@ from server.dialects.responses.schema import (
     ResponsesRequest,
     TextContent,
     ToolOutputItem,
+    ToolSearchCallItem,
+    ToolSearchOutputItem,
 )
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
 from server.dialects.responses.tools import RequestTools, chat_choice, function_name, is_enforceable
@@ -39,16 +42,27 @@ from server.generation.conversation import (
     texts,
 )
 from server.generation.requests import ServedModel
-from server.generation.tools import ToolCall, custom_arguments
+from server.generation.tools import Tool, ToolCall, custom_arguments
 from server.json_size import check_json_size
 
 Part = TextContent | RefusalContent | FileFields | MediaContent
 
+TOOL_SEARCH = "tool_search"
+"""The name of the function by which a model looks for tools."""
+
+SEARCH_ID = "toolfound"
+"""The id of a call of it that has none. Mistral's templates take nine letters and digits."""
+
 MEDIA_NOTE = "(An image or a file stood here. This model reads text alone.)"
 
 
-def chat_messages(instructions: str | None, items: Sequence[ConversationItem]) -> list[Message]:
-    """The conversation, with one system message at its head, if any.
+def chat_messages(
+    instructions: str | None,
+    items: Sequence[ConversationItem],
+    found: Iterable[Sequence[Tool]] = (),
+) -> list[Message]:
+    """The conversation, with one system message at its head, if any. `found` are the tools of each
+    item that has some.
 
     It has the instructions and the leading developer messages. Later developer messages stay where
     they are: at the head they would change the whole prompt, and nothing of it would be cached.
@@ -58,7 +72,7 @@ def chat_messages(instructions: str | None, items: Sequence[ConversationItem]) -
     while n_leading < len(items) and _is_system(item := items[n_leading]):
         system.append("\n".join(map(_text, item.content)))
         n_leading += 1
-    messages = _Messages()
+    messages = _Messages(found)
     if system:
         messages.add_turn(Message(role="system", parts=texts("\n\n".join(system))))
     for item in items[n_leading:]:
@@ -73,7 +87,8 @@ class _Messages:
     are two messages.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, found: Iterable[Sequence[Tool]]) -> None:
+        self._found = iter(found)
         self._turns: list[Message] = []
         self._begin_answer()
 
@@ -106,6 +121,18 @@ class _Messages:
             case ToolOutputItem(call_id=id):
                 output = texts(*map(_text, item.output))
                 self.add_turn(Message(role="tool", parts=output, answered_call=id))
+            case ToolSearchCallItem(call_id=id):
+                arguments = json.dumps(item.arguments or {}, ensure_ascii=False)
+                self._calls.append(ToolCall(id or SEARCH_ID, TOOL_SEARCH, arguments))
+            case ToolSearchOutputItem(call_id=id):
+                tools = next(self._found)
+                names = ", ".join(tool.name for tool in tools)
+                output = texts(f"Found: {names}." if names else "Nothing was found.")
+                self.add_turn(
+                    Message(role="tool", parts=output, answered_call=id or SEARCH_ID, tools=tools)
+                )
+            case AdditionalToolsItem():
+                self.add_turn(Message(role="system", tools=next(self._found)))
         self._ends_with_message = isinstance(item, MessageItem)
 
     def add_turn(self, turn: Message) -> None:
@@ -170,6 +197,9 @@ ID_PREFIXES = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
+    "additional_tools": "at",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
 }
 
 WireItem = dict[str, Any]
@@ -218,9 +248,10 @@ def _conversation(
     items: Sequence[ConversationItem],
     tools: RequestTools,
 ) -> Conversation:
-    messages, choice = chat_messages(body.instructions, items), chat_choice(body.tool_choice)
+    messages = chat_messages(body.instructions, items, tools.found)
+    choice = chat_choice(body.tool_choice)
     check_messages(messages, "input")
-    check_choice(choice, tools.functions)
+    check_choice(choice, [*tools.functions, *chain.from_iterable(tools.found)])
     return Conversation(
         messages=messages,
         tools=tools.functions,
@@ -230,6 +261,7 @@ def _conversation(
     )
 
 
+WITH_TOOLS = (AdditionalToolsItem, ToolSearchOutputItem)
 _ITEMS = TypeAdapter(list[ConversationItem])
 
 
@@ -267,7 +299,6 @@ def read_input(
     stored, and for more than `max_bytes` of referenced items: a short body can refer to long items
     repeatedly.
     """
-    tools = RequestTools(body.tools, is_strict)
     before = _previous(body.previous_response_id, store, owner)
     earlier = list(before or ())
     stored = [*earlier, *_referenced(body, store, owner)]
@@ -275,6 +306,8 @@ def read_input(
     parsed = iter(_ITEMS.validate_json(_json(stored)))
     history = list(islice(parsed, len(earlier)))
     items = [next(parsed) if isinstance(item, ItemReference) else item for item in body.input]
+    found = [item.tools for item in (*history, *items) if isinstance(item, WITH_TOOLS)]
+    tools = RequestTools(body.tools, found, is_strict)
     prompt = _conversation(body, [*history, *items], tools)
     return ReadInput(prompt, tools, items, before)
 

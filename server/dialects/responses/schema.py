@@ -97,80 +97,6 @@ OutputContent = Annotated[
 ]
 
 
-class _Item(RequestModel):
-    id: ItemId | None = None
-
-
-class MessageItem(_Item):
-    """A message of any role."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: MessageContent
-
-
-class _CallItem(_Item):
-    call_id: ItemId
-    name: str
-    namespace: str | None = None
-
-
-class FunctionCallItem(_CallItem):
-    """A call that the model made. `namespace` is that of the tool, where it has one."""
-
-    type: Literal["function_call"]
-    arguments: str
-
-
-class CustomToolCallItem(_CallItem):
-    """A call of a custom tool, whose input is free text."""
-
-    type: Literal["custom_tool_call"]
-    input: str
-
-
-class ToolOutputItem(_Item):
-    """The output of a tool call."""
-
-    type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: ItemId
-    output: OutputContent
-
-
-class ReasoningItem(_Item):
-    """Reasoning: `content`, `encrypted_content` or `summary`, the first of these that is there."""
-
-    type: Literal["reasoning"]
-    content: _TextParts = Field(default_factory=list)
-    summary: _TextParts = Field(default_factory=list)
-    encrypted_content: str | None = None
-
-
-class ItemReference(RequestModel):
-    """An item that is stored. Clients may leave the type out."""
-
-    type: Literal["item_reference"] = "item_reference"
-    id: ItemId
-
-
-def _typed(item: object) -> object:
-    """An item that has an id and nothing else is a reference."""
-    if isinstance(item, dict) and {key for key in item if item[key] is not None} == {"id"}:
-        return {**item, "type": "item_reference"}
-    return item
-
-
-_Items = MessageItem | FunctionCallItem | CustomToolCallItem | ToolOutputItem | ReasoningItem
-ConversationItem = Annotated[_Items, ByType(MessageItem)]
-"""An item itself."""
-
-InputItem = Annotated[
-    _Items | ItemReference,
-    ByType(MessageItem, unknown="items of type '{kind}' are not supported"),
-    BeforeValidator(_typed),
-]
-"""An item, or a reference to one."""
-
 ToolName = Annotated[str, Field(pattern=FUNCTION_NAME)]
 
 
@@ -221,6 +147,116 @@ class NamespaceTool(RequestModel):
 
 ResponseTool = Annotated[FunctionTool | CustomTool | NamespaceTool | HostedTool, ByType(HostedTool)]
 ResponseTools = Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class _Item(RequestModel):
+    id: ItemId | None = None
+
+
+class MessageItem(_Item):
+    """A message of any role."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: MessageContent
+
+
+class _CallItem(_Item):
+    call_id: ItemId
+    name: str
+    namespace: str | None = None
+
+
+class FunctionCallItem(_CallItem):
+    """A call that the model made. `namespace` is that of the tool, where it has one."""
+
+    type: Literal["function_call"]
+    arguments: str
+
+
+class CustomToolCallItem(_CallItem):
+    """A call of a custom tool, whose input is free text."""
+
+    type: Literal["custom_tool_call"]
+    input: str
+
+
+class ToolOutputItem(_Item):
+    """The output of a tool call."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: ItemId
+    output: OutputContent
+
+
+class ReasoningItem(_Item):
+    """Reasoning: `content`, `encrypted_content` or `summary`, the first of these that is there."""
+
+    type: Literal["reasoning"]
+    content: _TextParts = Field(default_factory=list)
+    summary: _TextParts = Field(default_factory=list)
+    encrypted_content: str | None = None
+
+
+class AdditionalToolsItem(_Item):
+    """Tools that are known from here on."""
+
+    type: Literal["additional_tools"]
+    role: Literal["developer"] = "developer"
+    tools: ResponseTools
+
+
+class ToolSearchCallItem(_Item):
+    """A call of `tool_search`."""
+
+    type: Literal["tool_search_call"]
+    call_id: ItemId | None = None
+    arguments: Any = None
+    execution: Literal["server", "client"] = "server"
+
+
+class ToolSearchOutputItem(_Item):
+    """Tools that a `tool_search_call` has found. They are known from here on."""
+
+    type: Literal["tool_search_output"]
+    call_id: ItemId | None = None
+    tools: ResponseTools
+    execution: Literal["server", "client"] = "server"
+
+
+class ItemReference(RequestModel):
+    """An item that is stored. Clients may leave the type out."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: ItemId
+
+
+def _typed(item: object) -> object:
+    """An item that has an id and nothing else is a reference."""
+    if isinstance(item, dict) and {key for key in item if item[key] is not None} == {"id"}:
+        return {**item, "type": "item_reference"}
+    return item
+
+
+_Items = (
+    MessageItem
+    | FunctionCallItem
+    | CustomToolCallItem
+    | ToolOutputItem
+    | ReasoningItem
+    | AdditionalToolsItem
+    | ToolSearchCallItem
+    | ToolSearchOutputItem
+)
+ConversationItem = Annotated[_Items, ByType(MessageItem)]
+"""An item itself."""
+
+InputItem = Annotated[
+    _Items | ItemReference,
+    ByType(MessageItem, unknown="items of type '{kind}' are not supported"),
+    BeforeValidator(_typed),
+]
+"""An item, or a reference to one."""
 
 
 class ChosenTool(RequestModel):

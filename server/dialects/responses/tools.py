@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 from server.dialects.responses.schema import (
@@ -52,7 +53,8 @@ def is_enforceable(tool: FunctionTool) -> bool:
 
 
 class RequestTools:
-    """The tools of one request, except hosted ones, which are not served.
+    """The tools of one request, except hosted ones, which are not served. `found` are those of
+    items of the input, a list for each of these items.
 
     `is_strict` decides for functions whose `strict` the client left out. Raises ApiError (400) for
     two tools whose calls could not be told apart.
@@ -61,33 +63,42 @@ class RequestTools:
     def __init__(
         self,
         tools: Sequence[ResponseTool],
+        found: Sequence[Sequence[ResponseTool]] = (),
         is_strict: Callable[[FunctionTool], bool] = is_enforceable,
     ) -> None:
+        given = [*tools, *chain.from_iterable(found)]
         self.has_default_strict = any(
-            isinstance(tool, FunctionTool) and tool.strict is None for tool, _ in _flat(tools)
+            isinstance(tool, FunctionTool) and tool.strict is None for tool, _ in _flat(given)
         )
         """Whether `is_strict` has decided for any of them."""
         tools = [_with_strict(tool, is_strict) for tool in tools]
         self.declared = [_declared(tool) for tool in tools if not isinstance(tool, HostedTool)]
         """The tools as the client sent them, with `strict` as it is applied."""
-        self.functions: list[Tool] = []
-        """The functions that stand for the tools."""
         self.by_function: dict[str, ClientTool] = {}
         """The tools by the names of their functions."""
-        hosted = set[str]()
+        self._hosted = set[str]()
+        self.functions = list(self._functions(tools))
+        """The functions that stand for the tools."""
+        self.found = [
+            list(self._functions([_with_strict(tool, is_strict) for tool in each]))
+            for each in found
+        ]
+        """Likewise for those of each of the items."""
+        _check_lengths([*self.functions, *chain.from_iterable(self.found)])
+        check_tools(self.functions, "tools")
+        self.hosted = sorted(self._hosted)[:MAX_LOGGED]
+        """Some types of the hosted tools."""
+
+    def _functions(self, tools: Sequence[ResponseTool]) -> Iterator[Tool]:
         for tool, namespace in _flat(tools):
             if isinstance(tool, HostedTool):
-                hosted.add(tool.type[:64])
+                self._hosted.add(tool.type[:64])
                 continue
             name = function_name(tool.name, namespace)
             client_tool = ClientTool(tool.name, namespace, isinstance(tool, CustomTool))
             if self.by_function.setdefault(name, client_tool) != client_tool:
                 raise InvalidField("tools", f"two tools are called as '{name}'")
-            self.functions.append(_function(name, tool))
-        _check_lengths(self.functions)
-        check_tools(self.functions, "tools")
-        self.hosted = sorted(hosted)[:MAX_LOGGED]
-        """Some types of the hosted tools."""
+            yield _function(name, tool)
 
 
 def _with_strict(tool: ToolT, is_strict: Callable[[FunctionTool], bool]) -> ToolT:

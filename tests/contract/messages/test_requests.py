@@ -1,5 +1,6 @@
 """What becomes of a Messages body: what the template is given, and what the engine is asked."""
 
+import json
 import logging
 from itertools import pairwise
 from typing import Any
@@ -152,6 +153,63 @@ def test_tools_are_declared_and_chosen(hermes: MessagesDaemon) -> None:
         hermes.create(tools=TOOLS, tool_choice=choice)
         assert hermes.asked.constraint is None
         assert ("tools" in hermes.given[1]) == (choice["type"] == "auto")
+
+
+FETCH = {"name": "fetch", "description": "Gets a page.", "input_schema": {"type": "object"}}
+REFERENCE = {"type": "tool_reference", "tool_name": "fetch"}
+
+
+def searched(*found: Any) -> list[Any]:
+    return [user(text("Hi")), assistant(call("a", {})), user(result("a", content=[*found]))]
+
+
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_a_tool_that_was_searched_is_described_where_it_was_found(
+    hermes: MessagesDaemon, is_deferred: bool
+) -> None:
+    """Whether the client declares it from the beginning, or from now on, before the others."""
+    late = FETCH | ({"defer_loading": True} if is_deferred else {})
+    first = given(hermes, searched()[:1], tools=[late, WEATHER] if is_deferred else [WEATHER])
+    tools = hermes.given[1]["tools"]
+    assert [tool["function"]["name"] for tool in tools] == ["get_weather"]
+    asked, _, found = given(hermes, searched(text("One."), REFERENCE), tools=[late, WEATHER])
+    assert [asked] == first
+    assert hermes.given[1]["tools"] == tools
+    said, heading, declared = found["content"].split("\n")
+    assert said == "One."
+    assert "can be called" in heading
+    assert json.loads(declared)["function"]["name"] == "fetch"
+    hermes.create(messages=searched(REFERENCE), tools=[late, WEATHER], tool_choice={"type": "any"})
+    constraint = hermes.asked.constraint
+    assert constraint is not None
+    assert "fetch" in constraint.grammar.text
+
+
+def test_a_reference_to_a_tool_that_is_not_declared_says_so(hermes: MessagesDaemon) -> None:
+    *_, found = given(hermes, searched(REFERENCE), tools=[WEATHER])
+    assert found["content"] == "There is no tool fetch."
+
+
+def test_deferred_tools_are_known_where_only_anthropic_could_search_them(
+    hermes: MessagesDaemon,
+) -> None:
+    search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    hermes.create(tools=[FETCH | {"defer_loading": True}, search])
+    assert [tool["function"]["name"] for tool in hermes.given[1]["tools"]] == ["fetch"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_calls_the_tools_stay_in_the_prompt_and_no_call_begins(stream: bool) -> None:
+    tokenizer = RecordingTokenizer(added_tokens={"<|end|>": 256, "<tool_call>": 255})
+    with MessagesDaemon.serving(tokenizer) as marked:
+        marked.post(tools=TOOLS)
+        tools, prompt = marked.given[1]["tools"], marked.asked.prompt
+        marked.post(tools=TOOLS, tool_choice={"type": "none"}, stream=stream)
+        assert marked.given[1]["tools"] == tools
+        asked = marked.asked
+        assert list(asked.prompt) == list(prompt)
+        assert asked.constraint is None
+        assert (255,) in asked.sampling.bad_words
 
 
 def test_one_call_at_a_time() -> None:

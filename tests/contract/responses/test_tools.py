@@ -43,6 +43,63 @@ def test_a_function_is_called(hermes: Daemon, create: Created) -> None:
     assert [tool.name for tool in response.tools] == ["get_weather"]
 
 
+SEARCH = {"type": "tool_search_call", "call_id": "s", "execution": "client",
+          "arguments": {"query": "weather"}}  # fmt: skip
+ASKED = {"role": "user", "content": "How is the weather?"}
+
+
+def found(*tools: Any) -> dict[str, Any]:
+    return {"type": "tool_search_output", "call_id": "s", "execution": "client", "tools": tools}
+
+
+def additional(*tools: Any) -> dict[str, Any]:
+    return {"type": "additional_tools", "role": "developer", "tools": tools}
+
+
+def test_tools_that_come_first_in_the_input_are_like_any_others(
+    hermes: Daemon, create: Created
+) -> None:
+    """Codex sends them so under a model name that it knows."""
+    create(input=[additional(WEATHER_TOOL, AGENTS), ASKED])
+    told_so = hermes.given
+    create(input=[ASKED], tools=[WEATHER_TOOL, AGENTS])
+    assert hermes.given == told_so
+    hermes.say(call("agents__close", {}))
+    (closed,) = create(input=[additional(WEATHER_TOOL, AGENTS), ASKED]).output
+    assert (closed.name, closed.namespace) == ("close", "agents")
+
+
+@pytest.mark.parametrize("item", [found, additional])
+def test_tools_that_come_later_are_described_there(
+    hermes: Daemon, create: Created, item: Any
+) -> None:
+    create(input=[ASKED], tools=[PATCH_TOOL])
+    before, tools = hermes.given[0], told(hermes)
+    hermes.say(HERMES_CALL)
+    later = [SEARCH, item(WEATHER_TOOL), {"role": "user", "content": "Go on."}]
+    (weather,) = create(input=[ASKED, *later], tools=[PATCH_TOOL]).output
+    assert weather.name == "get_weather"
+    assert hermes.given[0][: len(before)] == before
+    assert told(hermes) == tools
+    searched, described = hermes.given[0][1:3]
+    (made,) = searched["tool_calls"]
+    assert made["function"] == {"name": "tool_search", "arguments": {"query": "weather"}}
+    assert "can be called" in described["content"]
+    assert '"name": "get_weather"' in described["content"]
+
+
+def test_a_summary_without_tools_keeps_them_in_the_prompt(hermes: Daemon, create: Created) -> None:
+    """The turn in which Codex compacts a conversation."""
+    made = {"type": "function_call", "call_id": "once", "name": "get_weather", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "once", "output": "Rain."}
+    create(input=[ASKED, made, output], tools=[WEATHER_TOOL])
+    before, tools = hermes.given[0], told(hermes)
+    said = {"role": "assistant", "content": "It rains."}
+    create(input=[ASKED, made, output, said, {"role": "user", "content": "Sum up."}], tools=[])
+    assert hermes.given[0][: len(before)] == before
+    assert told(hermes) == tools
+
+
 def test_history_is_one_message_with_all_calls(hermes: Daemon, create: Created) -> None:
     """The items of one answer, in a row; two answers are two messages."""
     create(
