@@ -26,7 +26,7 @@ from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
 from server.generation.plan import AnswerPlan, grammar_bytes
 from server.generation.requests import ServedModel
 from server.generation.stream import Batch, generating, kept_bytes, rendering_bytes
-from server.generation.tools import UNREADABLE, read_arguments
+from server.generation.tools import UNREADABLE, arguments_object
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, DeferredStream, client_waiting
 from server.record import RequestRecord, output_of
 from server.service import ArrivedBody, Prepare, RequestContext
@@ -135,7 +135,7 @@ def as_arguments(text: str) -> dict[str, Any]:
     """The arguments of a call as an object; of one that was cut off, as much as there is. Text that
     is none is a member called UNREADABLE.
     """
-    value = read_arguments(text, "on")
+    value = arguments_object(text, "on")
     if value is not None:
         return value
     log.warning("a call's arguments are no JSON object: %d characters of text", len(text))

@@ -13,7 +13,7 @@ from engine.api import PromptTooLong
 from engine.values.model import Tokenizer
 from server.generation.conversation import Message, Part, Role, texts
 from server.generation.generic_tools import SystemRole
-from server.generation.tools import UNREADABLE, ToolCall, read_arguments
+from server.generation.tools import UNREADABLE, ToolCall, arguments_object
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The names that templates use: most the first, gpt-oss's the last."""
@@ -53,8 +53,9 @@ def in_place(messages: Sequence[Message], traits: TemplateTraits) -> list[Messag
     Where it has no system messages, those at the head begin what the user says. Where it has no
     place for later ones, those at the head are one, and later ones are what the user says, in a
     `<system-reminder>` as Claude Code writes them. Where it takes nothing but an answer after tool
-    results, what the user says there is a part of the last result. Where it needs a user's message
-    and there is none, an empty one follows the system messages.
+    results, what the user says there is a part of the last result; where a result is due, it is
+    that. Where it needs a user's message and there is none, an empty one follows the system
+    messages.
     """
     placed = _with_user(_joined(messages, traits), traits)
     return [_preamble_in_place(message, traits) for message in placed]
@@ -68,7 +69,7 @@ def _joined(messages: Sequence[Message], traits: TemplateTraits) -> list[Message
     if traits.after_results == "tool":
         joined |= {("tool", "user"), ("tool", "reminder")}
     if traits.same_role == "joined":
-        joined |= {("user", "user"), ("answer", "answer")}
+        joined |= {("user", "user"), ("answer", "answer"), ("answer", "assistant")}
     placed: list[tuple[Message, list[Part]]] = []
     has_begun = False
     last = ""
@@ -80,8 +81,13 @@ def _joined(messages: Sequence[Message], traits: TemplateTraits) -> list[Message
         elif kind == "system" and not has_begun and traits.system == "user":
             said = replace(message, role="user", parts=texts(f"{message.text}\n"))
             kind = "head"
+        is_in_place_of_result = last == "assistant" and kind in {"user", "reminder"}
+        if is_in_place_of_result and traits.after_results == "tool":
+            said, kind = _as_result(said, placed[-1][0]), "tool"
         if (last, kind) in joined:
-            placed[-1][1].extend(said.parts)
+            before, parts = placed.pop()
+            parts.extend(said.parts)
+            placed.append((_merged(before, said), parts))
             last = last if last == "tool" else kind
         else:
             placed.append((said, [*said.parts]))
@@ -89,10 +95,20 @@ def _joined(messages: Sequence[Message], traits: TemplateTraits) -> list[Message
     return [replace(message, parts=tuple(parts)) for message, parts in placed]
 
 
+def _merged(before: Message, said: Message) -> Message:
+    """Two messages as one, but for their parts. Only the second may have calls."""
+    reasoning = "\n\n".join(filter(None, (before.reasoning, said.reasoning)))
+    return replace(said if said.calls else before, reasoning=reasoning)
+
+
+def _as_result(message: Message, call: Message) -> Message:
+    """What is said in place of the result of a call, as the result."""
+    return replace(message, role="tool", answered_call=call.calls[-1].id)
+
+
 def _kind(message: Message) -> str:
-    """The role; of an assistant's message that is text alone, `answer`."""
-    is_answer = message.role == "assistant" and not message.calls and not message.reasoning
-    return "answer" if is_answer else message.role
+    """The role; of an assistant's message without calls, `answer`."""
+    return "answer" if message.role == "assistant" and not message.calls else message.role
 
 
 def _reminder(message: Message) -> Message:
@@ -174,7 +190,7 @@ def _arguments(call: ToolCall, traits: TemplateTraits) -> object:
     """
     if traits.arguments == "text":
         return call.arguments or "{}"
-    read = read_arguments(call.arguments, "trailing-strings")
+    read = arguments_object(call.arguments, "trailing-strings")
     return {UNREADABLE: call.arguments} if read is None else read
 
 
@@ -249,7 +265,7 @@ def concerns_tools(message: Message) -> bool:
 
 _WORD = "somethingthatissaid"
 _ID = "abcdefghi"
-_LONG_ID = "call_0123456789abcdef01234567"
+_FOREIGN_IDS = ("call_0123456789abcdef01234567", "f:0", "")
 _PRINTED = str({_WORD: "B"})
 """How a template prints an object as it is, which is no JSON."""
 
@@ -366,7 +382,7 @@ _PROBES = (
     _Probe(
         "call_ids",
         ("any", "nine"),
-        [[_USER, _called(id=_LONG_ID), _result(_WORD, _LONG_ID)]],
+        [[_USER, _called(id=id), _result(_WORD, id)] for id in _FOREIGN_IDS],
     ),
     _Probe(
         "tools",

@@ -114,7 +114,9 @@ there has to be an object.
 """
 
 
-def read_arguments(text: str, partial: Literal["on", "trailing-strings"]) -> dict[str, Any] | None:
+def arguments_object(
+    text: str, partial: Literal["on", "trailing-strings"]
+) -> dict[str, Any] | None:
     """The arguments of a call as an object. None for text that is no object. Half characters become
     U+FFFD. Of text that was cut off, the object has what is complete, and with `trailing-strings`
     also the beginning of a string.

@@ -53,6 +53,13 @@ SAME = {
     "joined": "{%- for m in messages %}{%- if loop.previtem and loop.previtem.role == m.role "
     "and m.role == 'user' %}{{ raise_exception('roles alternate') }}{%- endif %}{%- endfor %}",
 }
+SAME["alternating"] = (  # as Mistral's: calls and results do not count
+    "{%- set others = messages[1:] if messages[0].role == 'system' else messages %}"
+    "{%- set others = others|rejectattr('tool_calls', 'defined')|list %}"
+    "{%- for m in others|rejectattr('role', 'equalto', 'tool') %}"
+    "{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles alternate') }}{%- endif %}{%- endfor %}"
+)
 CONTENT = {
     "text": "{{ '' + m.content }}",
     "parts": "{%- for p in m.content %}{{ p.text }}\n{%- endfor %}",
@@ -93,12 +100,15 @@ class Kind:
     @property
     def traits(self) -> TemplateTraits:
         as_text = self.arguments in {"printed", "concatenated"}
+        alternates = self.same == "alternating"
+        takes_late_system = self.systems == "system" and not alternates
         return TemplateTraits(
             content=self.content,  # type: ignore[arg-type]
             system="user" if self.systems == "none" else "system",
-            late_system="system" if self.systems == "system" else "user",
-            user_turn=self.users,  # type: ignore[arg-type]
-            same_role=self.same,  # type: ignore[arg-type]
+            late_system="system" if takes_late_system else "user",
+            user_turn="first" if alternates else self.users,  # type: ignore[arg-type]
+            same_role="apart" if self.same == "apart" else "joined",
+            after_results="tool" if alternates else "user",
             arguments="text" if as_text else "object",
             call_ids=self.ids,  # type: ignore[arg-type]
             tools=self.tools,  # type: ignore[arg-type]
@@ -214,13 +224,18 @@ def test_a_user_is_added_only_where_one_is_missing() -> None:
     assert rendered(Kind(users="first"), *history) == "[user][assistant]Yes?[user]Hi"
 
 
+def test_what_is_said_in_place_of_a_result_is_the_result() -> None:
+    said = rendered(Kind(same="alternating"), HI, called("{}", "abcdefghi"), HI)
+    assert said == "[user]Hi[assistant]<abcdefghi f {}>[tool]Hi(abcdefghi)"
+
+
 def test_tools_without_parameters_are_completed() -> None:
     tools = [{"type": "function", "function": {"name": "look"}}]
     assert rendered(Kind(tools="completed"), HI, tools=tools) == "look[user]Hi"
 
 
 STEPS = st.lists(
-    st.sampled_from(["system", "user", "assistant"])
+    st.sampled_from(["system", "user", "assistant", "call"])
     | st.tuples(
         st.sampled_from(["{}", '{"a": 1}', '{"a": "x', "[]", "none", r'{"a": "\udfff"}']),
         st.sampled_from(["abcdefghi", "call_1", "", "toolu_01ABCDEFGHIJKLMNOPQRSTUV"]),
@@ -237,7 +252,10 @@ def test_no_history_is_refused(kind: Kind, steps: list[Any]) -> None:
     messages, words = list[dict[str, Any]](), list[str]()
     for number, step in enumerate(steps):
         words.append(f"word{number}.")
-        if isinstance(step, str):
+        if step == "call":
+            words.pop()
+            messages.append(called("{}"))
+        elif isinstance(step, str):
             messages.append({"role": step, "content": words[-1]})
         else:
             arguments, id = step
@@ -245,5 +263,5 @@ def test_no_history_is_refused(kind: Kind, steps: list[Any]) -> None:
     said = rendered(kind, *messages)
     assert re.findall(r"word\d+\.", said) == words
     assert said.count("<") - said.count("<system-") - said.count("</system-") == len(
-        [step for step in steps if not isinstance(step, str)]
+        [step for step in steps if step == "call" or not isinstance(step, str)]
     )
