@@ -141,6 +141,12 @@ def test_what_a_user_says_after_a_result_is_a_part_of_it(strict: Daemon, path: s
     assert given(strict, path, BODIES[path](RESULT))[0][-1] == ("tool", "Rain.\nGo on.\nNow.")
 
 
+def test_the_model_shows_what_its_template_takes(strict: Daemon) -> None:
+    shown = httpx.get(f"{strict.url}/v1/models/bytes").json()["template_traits"]
+    assert (shown["late_system"], shown["after_results"]) == ("user", "tool")
+    assert (shown["system"], shown["call_ids"]) == ("system", "any")
+
+
 def test_system_messages_at_the_head_are_one(strict: Daemon) -> None:
     body = chat([("system", "First."), ("developer", "Second."), ("user", "Hi")])
     rendered = given(strict, "/v1/chat/completions", body)[0]
