@@ -29,7 +29,7 @@ class SamplerFields(ForeignSamplers):
         -1, ge=-1, le=2**31 - 1, description="-1: all tokens of prompt and output; 0: off."
     )
     dry_sequence_breakers: list[Breaker] = Field(
-        default_factory=lambda: ["\n", ":", '"', "*"], max_length=MAX_BREAKERS, fail_fast=True
+        ["\n", ":", '"', "*"], max_length=MAX_BREAKERS, fail_fast=True
     )
 
 
