@@ -1,6 +1,5 @@
 """JSON objects from clients, and for clients: their base classes."""
 
-import re
 from collections.abc import Callable, Mapping
 from operator import methodcaller
 from typing import Any, ClassVar, Literal, get_args, get_origin
@@ -21,18 +20,6 @@ from server.errors import UNSUPPORTED
 
 NULL: JsonSchemaValue = {"type": "null"}
 OBJECT: JsonSchemaValue = {"type": "object"}
-
-
-_ESCAPES = re.compile(
-    r"\\\\"  # a backslash
-    r"|\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w"  # a character in two halves
-    r"|(?P<half>\\u[dD][89a-fA-F]\w\w)"
-)
-
-
-def whole_characters(text: str) -> str:
-    """JSON text, with U+FFFD in place of escapes of half a character, which UTF-8 cannot have."""
-    return _ESCAPES.sub(lambda match: r"\ufffd" if match["half"] else match[0], text)
 
 
 class RequestModel(BaseModel):

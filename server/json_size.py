@@ -1,5 +1,6 @@
-"""How large a JSON text is, which is counted before anything is made of it."""
+"""What of a JSON text is seen to before anything is made of it: its size, and half characters."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,3 +75,15 @@ def json_size(text: bytes) -> JsonSize:
         whole = len(digits) - len(digits) % _BLOCK_BYTES
         has_long_number |= bool(digits[:whole].reshape(-1, _BLOCK_BYTES).all(axis=1).any())
     return JsonSize(nodes, commas, has_long_number)
+
+
+_ESCAPES = re.compile(
+    r"\\\\"  # a backslash
+    r"|\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w"  # a character in two halves
+    r"|(?P<half>\\u[dD][89a-fA-F]\w\w)"
+)
+
+
+def whole_characters(text: str) -> str:
+    """JSON text, with U+FFFD in place of escapes of half a character, which UTF-8 cannot have."""
+    return _ESCAPES.sub(lambda match: r"\ufffd" if match["half"] else match[0], text)

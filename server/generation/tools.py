@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 import jiter
 
-from server.json_model import whole_characters
+from server.json_size import whole_characters
 
 MAX_TOOLS = 1024
 MAX_NAME_CHARACTERS = 256

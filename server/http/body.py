@@ -16,8 +16,7 @@ from starlette.types import Message, Receive
 
 from server.errors import ApiError, ClientDisconnected, invalid, invalid_field
 from server.fairness import Reservation
-from server.json_model import whole_characters
-from server.json_size import MAX_DIGITS, PARTS, check_json_size
+from server.json_size import MAX_DIGITS, PARTS, check_json_size, whole_characters
 
 LIGHT_BYTES = 256 * 1024
 LIGHT_PARTS = 8192

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable
 
-from server.json_model import whole_characters
+from server.json_size import whole_characters
 from server.parsing import json_repair
 from server.parsing.reader import (
     AnswerPart,

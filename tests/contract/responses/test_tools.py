@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,14 @@ import pytest
 from engine.api import NoGrammars
 from engine.values.request import GrammarKind, Request
 from tests.contract.responses.conftest import PATCH_TOOL, WEATHER_TOOL, Created
-from tests.contract.scripted import CALL, HERMES_CALL, HERMES_PING, WEATHER, Daemon
+from tests.contract.scripted import (
+    CALL,
+    HERMES_CALL,
+    HERMES_PING,
+    WEATHER,
+    Daemon,
+    RecordingTokenizer,
+)
 
 CLOSE = {"type": "function", "name": "close", "strict": False, "parameters": {"type": "object"}}
 AGENTS = {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [CLOSE]}
@@ -88,16 +96,21 @@ def test_tools_that_come_later_are_described_there(
     assert '"name": "get_weather"' in described["content"]
 
 
-def test_a_summary_without_tools_keeps_them_in_the_prompt(hermes: Daemon, create: Created) -> None:
+def test_a_summary_without_tools_keeps_them_in_the_prompt() -> None:
     """The turn in which Codex compacts a conversation."""
     made = {"type": "function_call", "call_id": "once", "name": "get_weather", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "once", "output": "Rain."}
-    create(input=[ASKED, made, output], tools=[WEATHER_TOOL])
-    before, tools = hermes.given[0], told(hermes)
+    asked = [ASKED, made, output]
     said = {"role": "assistant", "content": "It rains."}
-    create(input=[ASKED, made, output, said, {"role": "user", "content": "Sum up."}], tools=[])
-    assert hermes.given[0][: len(before)] == before
-    assert told(hermes) == tools
+    tokenizer = RecordingTokenizer(added_tokens={"<|end|>": 256, "<tool_call>": 255})
+    with Daemon.serving(tokenizer) as marked:
+        create = partial(marked.openai.responses.create, model="bytes")
+        create(input=asked, tools=[WEATHER_TOOL])
+        before, tools = marked.given[0], told(marked)
+        create(input=[*asked, said, {"role": "user", "content": "Sum up."}], tools=[])
+        assert marked.given[0][: len(before)] == before
+        assert told(marked) == tools
+        assert (255,) in marked.asked.sampling.bad_words
 
 
 def test_history_is_one_message_with_all_calls(hermes: Daemon, create: Created) -> None:
