@@ -22,16 +22,14 @@ from server.dialects.job import Job, wire_json
 from server.dialects.openai import (
     LOWEST_LOGPROB,
     ChunkWriter,
-    RenderedRequests,
     UsageBody,
     WireFinishReason,
-    rendered_request,
-    rendered_response,
     response_fields,
     token_text,
     usage_fields,
     wire_finish_reason,
 )
+from server.dialects.render import RenderedRequests, rendered_request, rendered_response
 from server.generation.choice import AnswerUsage, Choice, Grew, Step
 from server.generation.request_fields import (
     MAX_PROMPTS,

@@ -27,14 +27,12 @@ from server.dialects.job import Job, wire_json
 from server.dialects.openai import (
     ChoiceLogprobs,
     ChunkWriter,
-    RenderedRequest,
     chat_logprobs,
-    rendered_request,
-    rendered_response,
     response_fields,
     usage_fields,
     wire_finish_reason,
 )
+from server.dialects.render import RenderedRequest, rendered_request, rendered_response
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
 from server.generation.conversation import Chat
 from server.generation.requests import ServedModel, prepare_chat
