@@ -3,13 +3,10 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import (
-    Field,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError, to_json
 from typing_extensions import TypedDict
 
@@ -17,7 +14,7 @@ from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, TokenLogprob
 from server.dialects.errors import openai_error
 from server.dialects.job import StreamWriter, wire_json
-from server.dialects.openai_chat import ConversationFields
+from server.dialects.openai_chat import ChatMessage, ConversationFields
 from server.dialects.openai_tools import (
     ChatFunctionTool,
     FunctionChoice,
@@ -26,12 +23,13 @@ from server.dialects.openai_tools import (
 )
 from server.errors import SERVER, ApiError
 from server.generation.choice import AnswerUsage
-from server.generation.conversation import Conversation
+from server.generation.conversation import MAX_MESSAGES, Conversation
 from server.generation.foreign_fields import Unsupported
 from server.generation.request_fields import ModelsTemplate
 from server.generation.requests import ServedModel
 from server.generation.tools import MAX_TOOLS, ToolChoice
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
+from server.json_model import NULL, any_of
 
 
 class CompletionTokensDetails(TypedDict):
@@ -239,3 +237,29 @@ class ChatConversation(ConversationFields):
             if isinstance(choice, NamedFunction)
             else ToolChoice(choice),
         )
+
+
+def messages_or(prompt: JsonSchemaValue) -> ConfigDict:
+    """The configuration of a MessagesOrPrompt whose prompt has this schema."""
+    return any_of(
+        {
+            "properties": {"messages": {"type": "array", "minItems": 1}, "prompt": NULL},
+            "required": ["messages"],
+        },
+        {"properties": {"messages": NULL, "prompt": prompt}, "required": ["prompt"]},
+    )
+
+
+class MessagesOrPrompt(ConversationFields):
+    """A chat's conversation, or the prompt of a text completion. Subclasses declare its type."""
+
+    messages: list[ChatMessage] = Field(
+        default_factory=list, max_length=MAX_MESSAGES, fail_fast=True
+    )
+    prompt: object = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if bool(self.messages) == (self.prompt is not None):
+            raise PydanticCustomError("prompt", "give either messages or prompt")
+        return self

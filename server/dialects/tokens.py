@@ -1,6 +1,6 @@
 """`POST /tokenize`, `/detokenize`, `GET /tokenizer_info`, in vLLM's shapes."""
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -8,17 +8,19 @@ from pydantic import (
     PlainValidator,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from engine.api import ModelError
 from engine.launch import Checkpoint, open_checkpoint
 from server.dialects.endpoint import Endpoints
-from server.dialects.openai import ChatConversation, token_text
-from server.dialects.openai_chat import ChatMessage
+from server.dialects.openai import (
+    ChatConversation,
+    MessagesOrPrompt,
+    messages_or,
+    token_text,
+)
 from server.errors import UNSUPPORTED, not_loaded
-from server.generation.conversation import MAX_MESSAGES
 from server.generation.prompt import check_token_ids
 from server.generation.request_fields import (
     Prompt,
@@ -28,7 +30,7 @@ from server.generation.request_fields import (
     parse_token_ids,
 )
 from server.generation.requests import ServedModel
-from server.json_model import NULL, RequestModel, any_of
+from server.json_model import RequestModel
 from server.record import RequestRecord
 from server.service import Context, ModelName
 
@@ -46,32 +48,14 @@ WireOnePrompt = WirePrompt | Annotated[list[WirePrompt], Field(min_length=1, max
 OnePrompt = Annotated[Prompt, PlainValidator(_parse_prompt, json_schema_input_type=WireOnePrompt)]
 
 
-class PromptOrChat(ChatConversation):
+class PromptOrChat(MessagesOrPrompt, ChatConversation):
     """A prompt as text or token ids, or a chat body."""
 
     EXAMPLE: ClassVar = {"messages": [{"role": "user", "content": "What is a radix tree?"}]}
 
-    model_config = any_of(
-        {
-            "properties": {"messages": {"type": "array", "minItems": 1}, "prompt": NULL},
-            "required": ["messages"],
-        },
-        {
-            "properties": {"messages": NULL, "prompt": {"type": ["string", "array"]}},
-            "required": ["prompt"],
-        },
-    )
+    model_config = messages_or({"type": ["string", "array"]})
 
-    messages: list[ChatMessage] = Field(
-        default_factory=list, max_length=MAX_MESSAGES, fail_fast=True
-    )
     prompt: OnePrompt | None = None
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        if bool(self.messages) == (self.prompt is not None):
-            raise PydanticCustomError("prompt", "give either messages or prompt")
-        return self
 
 
 def prompt_tokens(

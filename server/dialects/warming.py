@@ -1,48 +1,30 @@
 """`POST /v1/cache/warm`: compute a prompt before a client sends it."""
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ValidationError
 
 from engine.values.request import Request
 from server.dialects.endpoint import GENERATION_ERRORS, Endpoints
-from server.dialects.openai_chat import ChatMessage, ConversationFields
+from server.dialects.openai import MessagesOrPrompt, messages_or
 from server.errors import ApiError, invalid_field
-from server.generation.conversation import MAX_MESSAGES
 from server.generation.requests import ServedModel
 from server.generation.warming import Warmed, WarmPrompt, warm, warm_request
-from server.json_model import NULL, any_of
 from server.record import RequestRecord
 from server.service import Context
 
 
-class WarmRequest(ConversationFields):
+class WarmRequest(MessagesOrPrompt):
     """The beginning of chats, or of text completions."""
 
     EXAMPLE: ClassVar = {"messages": [{"role": "system", "content": "You are a careful reviewer."}]}
 
-    model_config = any_of(
-        {
-            "properties": {"messages": {"type": "array", "minItems": 1}, "prompt": NULL},
-            "required": ["messages"],
-        },
-        {"properties": {"messages": NULL, "prompt": {"type": "string"}}, "required": ["prompt"]},
-    )
+    model_config = messages_or({"type": "string"})
 
-    messages: list[ChatMessage] = Field(
-        default_factory=list, max_length=MAX_MESSAGES, fail_fast=True
-    )
     prompt: str | None = Field(None, min_length=1, description="Of text completions.")
     pin: bool = Field(
         False, description="Keep it from eviction until the cache is cleared: for admins."
     )
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        if bool(self.messages) == (self.prompt is not None):
-            raise PydanticCustomError("prompt", "give either messages or prompt")
-        return self
 
     def value(self) -> WarmPrompt:
         """The prompt that is computed."""
