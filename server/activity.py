@@ -20,9 +20,9 @@ from starlette.status import HTTP_400_BAD_REQUEST
 from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Request
 from engine.values.stats import Histogram, Latency
+from server.admin_schema import FinishedRequest, RequestSummary
 from server.errors import CLIENT_LEFT_STATUS, ended_by_admin, timed_out, to_api_error
 from server.record import RequestRecord
-from server.schemas import FinishedRequest, RequestSummary
 
 TOKEN_BOUNDS = tuple(float(n * 10**power) for power in range(6) for n in (1, 2, 5))
 WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})

@@ -12,16 +12,15 @@ from starlette.middleware import Middleware
 
 from engine.api import EngineError
 from server import __version__
-from server.access.policy import Policy
+from server.access.admission import Policy
 from server.access.web import Hosts, Origins
 from server.activity import RequestTracker
-from server.admin import activity, cache, pages, status
-from server.admin import models as admin_models
+from server.admin import activity, cache, model_routes, pages, status
 from server.admin.activity import SeriesRecord
 from server.admin.watch import Watch
 from server.dialects import completions, embeddings, tokens, warming
 from server.dialects.chat import routes as chat
-from server.dialects.errors import (
+from server.dialects.error_shapes import (
     handle,
     handle_client_disconnected,
     handle_unknown_url,
@@ -47,7 +46,7 @@ SECTIONS = {
     "Answers, as Anthropic has them": (messages.router,),
     "Answers, as Ollama has them": (ollama.router,),
     "Embeddings and ranking": (embeddings.router,),
-    "Models": (admin_models.list_router,),
+    "Models": (model_routes.list_router,),
     "Models, as Ollama has them": (ollama.models_router,),
     "Prompts and tokens": (
         chat.render_router,
@@ -56,7 +55,7 @@ SECTIONS = {
         warming.router,
     ),
     "Watching the daemon": (status.router,),
-    "Models in memory": (admin_models.router,),
+    "Models in memory": (model_routes.router,),
     "The cache and running requests": (activity.router, cache.router),
     "Pages": (pages.router,),
 }

@@ -14,10 +14,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.access.policy import Policy, is_limited, peer_address
+from server.access.admission import Policy, is_limited, peer_address
 from server.access.web import Origins
 from server.activity import RequestTracker
-from server.dialects.errors import error_response
+from server.dialects.error_shapes import error_response
 from server.errors import (
     CLIENT_LEFT_STATUS,
     RETRY_AFTER_SECONDS,

@@ -10,10 +10,10 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
+from server.access.admission import is_limited, needed_role
 from server.access.keys import Role
-from server.access.policy import is_limited, needed_role
 from server.dialects.endpoint import SCHEMAS, Document, Endpoints, error_answer, json_content
-from server.dialects.errors import ErrorResponse, error_shape
+from server.dialects.error_shapes import ErrorResponse, error_shape
 from server.json_model import AnswerType
 from server.settings import Settings
 

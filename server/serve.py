@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from fastapi import FastAPI
 
 from engine.values.log_lines import LogFormatter
-from server.dialects.errors import error_shape
+from server.dialects.error_shapes import error_shape
 from server.errors import RETRY_AFTER_SECONDS, busy
 from server.http.connections import (
     MAX_HEAD_BYTES,

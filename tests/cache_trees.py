@@ -3,7 +3,7 @@
 from pydantic import TypeAdapter
 
 from engine.values.tree import TreeCounters
-from server.schemas import CacheTree, TreeNode
+from server.admin_schema import CacheTree, TreeNode
 
 BLOCK_TOKENS = 16
 

@@ -26,12 +26,12 @@ from starlette.status import HTTP_204_NO_CONTENT
 from engine.api import EngineStopped
 from engine.values.stats import EngineStats, Latency, RequestInfo
 from server.activity import TrackedRequest
-from server.admin.models import pooled_models
+from server.admin.model_routes import pooled_models
 from server.admin.watch import EventStream, Watch, WatchDependency, event_stream
+from server.admin_schema import FinishedRequest, LiveRequest, LiveRequests, LiveStatus, PooledModels
 from server.dialects.endpoint import Endpoints, unnamed_events
 from server.errors import ApiError
 from server.http.stream import sse_data
-from server.schemas import FinishedRequest, LiveRequest, LiveRequests, LiveStatus, PooledModels
 from server.service import Context, Service, ServiceDependency
 
 KEPT_SECONDS = 900.0

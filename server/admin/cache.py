@@ -17,6 +17,14 @@ from engine.values.settings import DiskCacheConfig
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
 from engine.values.tokens import pack
 from server.admin.watch import EventStream, Watch, WatchDependency, event_stream
+from server.admin_schema import (
+    CacheStatsResponse,
+    CacheTree,
+    ClearedModel,
+    ClearResponse,
+    ProbeResponse,
+    Remembered,
+)
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints, unnamed_events
 from server.dialects.job import json_response
 from server.dialects.responses.store import StoreDependency
@@ -26,14 +34,6 @@ from server.generation.prompt import check_prompt
 from server.generation.requests import ServedModel
 from server.models.model import LoadedModel, Model
 from server.record import RequestRecord
-from server.schemas import (
-    CacheStatsResponse,
-    CacheTree,
-    ClearedModel,
-    ClearResponse,
-    ProbeResponse,
-    Remembered,
-)
 from server.service import (
     Context,
     LoadedDependency,

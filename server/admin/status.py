@@ -13,11 +13,11 @@ from engine.api import EngineStopped
 from engine.values.stats import MemoryStats
 from server import __version__
 from server.admin.alarms import losses
+from server.admin_schema import FactLine, Remembered, fact_lines, with_facts
 from server.dialects.endpoint import Endpoints
 from server.dialects.responses.store import StoreDependency
 from server.models.model import Model
 from server.models.policy import Loading
-from server.schemas import FactLine, Remembered, fact_lines, with_facts
 from server.service import ModelName, ServiceDependency
 from server.settings import Settings
 

@@ -19,10 +19,10 @@ from starlette.responses import Response
 from engine.api import Engine, EngineStopped
 from engine.values.stats import EngineStats, RequestInfo
 from engine.values.tree import TreeChanges, TreeSnapshot
+from server.admin_schema import CacheTree
 from server.http.stream import EVENT_STREAM, DeferredStream, sse_data, written
 from server.models.model import LoadedModel
 from server.models.registry import ModelRegistry
-from server.schemas import CacheTree
 from server.service import RequestContext
 
 INTERVAL_SECONDS = 1.0

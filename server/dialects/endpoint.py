@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from server.dialects.errors import ErrorResponse
+from server.dialects.error_shapes import ErrorResponse
 from server.dialects.job import COMMENTS, Job, json_response, respond, wire_json
 from server.generation.requests import ServedModel
 from server.http.stream import EVENT_STREAM, NDJSON

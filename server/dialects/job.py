@@ -19,7 +19,7 @@ from engine.values.model import Tokenizer
 from engine.values.output import OutputEvent
 from engine.values.request import Request
 from server.activity import RequestTracker
-from server.dialects.errors import error_event
+from server.dialects.error_shapes import error_event
 from server.errors import ApiError, to_api_error
 from server.fairness import Reservation
 from server.generation.choice import AnswerUsage, Choice, Step, answer_usage

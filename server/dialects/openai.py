@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, TokenLogprob
-from server.dialects.errors import openai_error
+from server.dialects.error_shapes import openai_error
 from server.dialects.job import StreamWriter, wire_json
 from server.dialects.openai_chat import ChatMessage, ConversationFields
 from server.dialects.openai_tools import (

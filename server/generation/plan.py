@@ -26,6 +26,7 @@ from server.generation.late_tools import callable_tools, known_tools
 from server.generation.markers import CallMarker, marker_of
 from server.generation.request_fields import Structure, of_schema
 from server.parsing.answer import ReasoningFormat, ToolFormat
+from server.parsing.json_schema import closed
 from server.parsing.lark import CallSyntax, Function, NotASchema, calls_grammar, names_only
 from server.parsing.parameters import check_work
 from server.parsing.reader import AnswerStream, Calls, NewId, Reader, openai_id
@@ -37,7 +38,6 @@ from server.parsing.registry import (
     reasoning_format,
     tool_format,
 )
-from server.parsing.schemas import closed
 from server.settings.models import ConversationSettings
 
 

@@ -14,10 +14,10 @@ from engine.values.stats import (
     Latency,
 )
 from server.activity import FinishedSequences
+from server.admin_schema import State
 from server.metrics.metrics import Counter, Distribution, Gauge, Info, Row, Table
 from server.models.model import Model
 from server.models.policy import need_of
-from server.schemas import State
 
 VLLM_FINISH_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
 

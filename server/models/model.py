@@ -13,6 +13,7 @@ from anyio import CancelScope, Event
 from engine.api import Engine
 from engine.values.model import ModelCard
 from engine.values.stats import EngineStats, Latencies, ModelMemory, no_latencies
+from server.admin_schema import State
 from server.generation.history import Replays
 from server.generation.requests import ModelAlias, ServedModel, model_aliases
 from server.models.policy import (
@@ -28,7 +29,6 @@ from server.models.policy import (
     Unknown,
     need_of,
 )
-from server.schemas import State
 from server.settings.models import ModelSettings
 
 FIRST_BACKOFF_SECONDS = 1.0

@@ -13,6 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from server.parsing.json_schema import (
+    KINDS,
+    alternatives,
+    common_types,
+    followed,
+    kind,
+    kinds,
+    listed,
+)
 from server.parsing.lark import (
     Function,
     Lark,
@@ -23,15 +32,6 @@ from server.parsing.lark import (
     whole_pattern,
 )
 from server.parsing.parameters import Parameters, shapes
-from server.parsing.schemas import (
-    KINDS,
-    alternatives,
-    common_types,
-    followed,
-    kind,
-    kinds,
-    listed,
-)
 from server.parsing.tagged_calls import Tags
 
 

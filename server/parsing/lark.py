@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
 from engine.values.schemas import LeadsNowhere, ignore, plain, refuse
+from server.parsing.json_schema import KINDS, closed
 from server.parsing.parameters import parameters
-from server.parsing.schemas import KINDS, closed
 
 Schema: TypeAlias = Mapping[str, Any]
 Value = TypeVar("Value", dict[str, Any], list[Any], str)

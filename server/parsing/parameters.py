@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from server.parsing.schemas import alternatives, applied, followed, listed
+from server.parsing.json_schema import alternatives, applied, followed, listed
 
 Schema: TypeAlias = Mapping[str, Any]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from server.parsing.answer import ReadCalls, all_calls
+from server.parsing.json_schema import kind, kinds
 from server.parsing.json_text import json_value, read_arguments
 from server.parsing.lark import ANY_TEXT
 from server.parsing.reader import (
@@ -28,7 +29,6 @@ from server.parsing.reader import (
     gathered,
     held_back,
 )
-from server.parsing.schemas import kind, kinds
 
 Attributes: TypeAlias = Mapping[str, str]
 

@@ -11,7 +11,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from engine.values.stats import RecentHits
-from server.schemas import (
+from server.admin_schema import (
     CacheStatsResponse,
     CacheTree,
     ClearResponse,

@@ -11,7 +11,7 @@ from engine.values.stats import DiskCacheStats, MemoryStats
 from kvstore.disk import store as disk_store
 from kvstore.disk.store import FolderCheck
 from kvstore.disk.types import DiskError
-from server.schemas import CacheStatsResponse, Remembered
+from server.admin_schema import CacheStatsResponse, Remembered
 from server.terminal.admin_client import loaded_model, recent_text
 from server.terminal.cli import command_group
 from server.terminal.console import (

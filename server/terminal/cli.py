@@ -35,7 +35,7 @@ SUMMARIES = {
 
 SHARED_MODULES = {
     **dict.fromkeys(("ps", "load", "unload"), "daemon"),
-    **dict.fromkeys(("pull", "ls", "rm"), "models"),
+    **dict.fromkeys(("pull", "ls", "rm"), "downloads"),
 }
 """The modules of the commands that have none of their own name."""
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from server.schemas import (
+from server.admin_schema import (
     RESIDENT,
     CacheStatsResponse,
     LiveRequest,

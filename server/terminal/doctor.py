@@ -17,7 +17,7 @@ from engine.values.settings import SMOLLM2_NAME, EngineConfig
 from engine.values.stats import MachineReport
 from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
 from measuring.doctor import measure as take_measurements
-from server.schemas import fact_lines
+from server.admin_schema import fact_lines
 from server.settings import Settings
 from server.terminal.cli import command
 from server.terminal.console import (

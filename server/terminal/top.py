@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.values.tree import TreeArena, TreeCounters
-from server.schemas import CacheTree, TreeDisk, TreeNode, TreeRequest
+from server.admin_schema import CacheTree, TreeDisk, TreeNode, TreeRequest
 from server.terminal.admin_client import Admin, loaded_model, recent_text
 from server.terminal.cli import command
 from server.terminal.console import (

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page
 
 from engine.values.tree import TreeSnapshot
-from server.schemas import CacheTree
+from server.admin_schema import CacheTree
 from tests.cache_scenes import Scene, agent_beside_short_prompts, many_leaves
 
 LAYOUT = """async ([snapshot, mostAlone, top]) => {

@@ -7,7 +7,7 @@ import httpx
 from pydantic import SecretStr
 
 from engine.values.model import ModelCard, Place, facts_of
-from server.schemas import fact_lines
+from server.admin_schema import fact_lines
 from server.settings import Settings, load_settings
 from server.terminal.agents import AGENTS
 from tests.contract.access.helpers import bearer, client_of, key_file, secret_of

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from server.dialects.responses.answer import seal, unseal
+from server.dialects.responses.output import seal, unseal
 from server.dialects.responses.read import chat_messages
 from server.dialects.responses.schema import (
     ConversationItem,

@@ -38,7 +38,7 @@ from server.dialects.job import Job
 from server.dialects.messages.routes import MESSAGE_EVENTS, MessageBody, MessageForm
 from server.dialects.ollama.schema import OllamaChatAnswer, OllamaGenerateAnswer
 from server.dialects.ollama.write import Shape, answer_job, chat_shape, generate_shape
-from server.dialects.responses.answer import RESPONSE_EVENTS, ResponseBody
+from server.dialects.responses.output import RESPONSE_EVENTS, ResponseBody
 from server.dialects.responses.read import ReadInput
 from server.dialects.responses.routes import response_form
 from server.dialects.responses.schema import ResponsesRequest

@@ -17,8 +17,8 @@ from anyio import create_task_group, current_effective_deadline, sleep_forever
 from anyio.lowlevel import checkpoint
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.access.admission import Policy
 from server.access.keys import Keyring
-from server.access.policy import Policy
 from server.access.web import Hosts, Origins
 from server.activity import RequestTracker
 from server.dialects.responses.read import referenced_bytes

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from engine.values.output import FinishReason, Usage
 from engine.values.request import Request
 from server.dialects.endpoint import Endpoints, named_events
-from server.dialects.errors import MessagesError, messages_error
+from server.dialects.error_shapes import MessagesError, messages_error
 from server.dialects.job import Job, StreamWriter, as_arguments, wire_json
 from server.dialects.messages.read import as_chat, conversation
 from server.dialects.messages.schema import CountTokensRequest, MessagesRequest

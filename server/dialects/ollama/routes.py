@@ -13,14 +13,14 @@ from starlette.responses import Response
 from engine.launch import local_checkpoint
 from engine.values.request import Request as EngineRequest
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, json_lines
-from server.dialects.errors import OllamaError
+from server.dialects.error_shapes import OllamaError
 from server.dialects.job import (
     Job,
     KeepAlive,
     json_response,
     respond,
 )
-from server.dialects.ollama.models import (
+from server.dialects.ollama.catalog import (
     LATEST,
     SUCCESS,
     described,

@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from engine.values.model import Tokenizer
 from engine.values.output import FinishReason
 from engine.values.request import Request
-from server.dialects.errors import ollama_error
+from server.dialects.error_shapes import ollama_error
 from server.dialects.job import Job, StreamWriter, as_arguments, wire_json
 from server.dialects.ollama.schema import (
     DoneReason,

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from pydantic import TypeAdapter
 
 from server.dialects.files import FileFields
-from server.dialects.responses.answer import unseal
+from server.dialects.responses.output import unseal
 from server.dialects.responses.schema import (
     AdditionalToolsItem,
     ConversationItem,

@@ -16,7 +16,8 @@ from engine.api import InvalidRequest, NoGrammars
 from engine.values.request import Request
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
 from server.dialects.job import COMMENTS, Job, json_response, respond_with
-from server.dialects.responses.answer import (
+from server.dialects.responses.background import BackgroundDependency
+from server.dialects.responses.output import (
     RESPONSE_EVENTS,
     DeletedResponse,
     InputItemList,
@@ -24,7 +25,6 @@ from server.dialects.responses.answer import (
     ResponseBody,
     ResponseHead,
 )
-from server.dialects.responses.background import BackgroundDependency
 from server.dialects.responses.read import (
     ReadInput,
     as_chat,

@@ -26,7 +26,7 @@ from server.generation.tools import (
     custom_tool,
     function_tool,
 )
-from server.parsing.schemas import is_enforced
+from server.parsing.json_schema import is_enforced
 
 MAX_LOGGED = 8  # types of hosted tools
 

@@ -14,7 +14,7 @@ from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from server.dialects.job import StreamWriter
 from server.dialects.openai import chat_logprobs, wire_finish_reason
-from server.dialects.responses.answer import (
+from server.dialects.responses.output import (
     ItemStatus,
     ResponseError,
     ResponseState,

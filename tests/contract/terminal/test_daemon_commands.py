@@ -10,7 +10,7 @@ from typer.testing import Result
 
 from engine.values.request import WaitReason
 from engine.values.stats import CacheTier
-from server.schemas import LiveRequest
+from server.admin_schema import LiveRequest
 from server.settings import Settings
 from server.terminal.admin_client import Admin
 from tests.contract.canned_server import canned

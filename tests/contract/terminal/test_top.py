@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner, Result
 
-from server.schemas import CacheTree, PooledModelInfo, PooledModels, State
+from server.admin_schema import CacheTree, PooledModelInfo, PooledModels, State
 from server.settings import Settings
 from server.terminal.cli import app
 from tests.cache_trees import cache_tree, counted, node

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from engine.api import ModelError, Progress
 from engine.launch import fetch_repository
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
-from server.dialects.ollama.models import pull_lines
+from server.dialects.ollama.catalog import pull_lines
 from server.models import hub
 from server.models.hub import MAX_SCAN_AGE_SECONDS, CachedNames, Downloads
 from server.models.model import PROGRESS_SECONDS, Model

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from anyio import Event, create_task_group, fail_after
 
+from server.admin_schema import State
 from server.models.model import LoadedModel, Model
 from server.models.policy import (
     Draining,
@@ -35,7 +36,6 @@ from server.models.pool import (
     PoolError,
     WaitedTooLong,
 )
-from server.schemas import State
 from server.settings.models import ModelSettings
 from tests.contract.fake_engine import FakeEngine
 

@@ -11,6 +11,11 @@ import pytest
 from engine.grammar.worker import compile_grammar
 from server.parsing.answer import ToolFormat
 from server.parsing.formats.xml_calls import GLM45
+from server.parsing.json_schema import (
+    closed,
+    is_enforced,
+    kinds,
+)
 from server.parsing.lark import (
     MAX_WRITTEN_CHARACTERS,
     Function,
@@ -20,11 +25,6 @@ from server.parsing.lark import (
 )
 from server.parsing.parameters import MAX_FOLLOWED_STEPS, MAX_REFERENCE_STEPS, check_work
 from server.parsing.registry import TOOL_FORMATS
-from server.parsing.schemas import (
-    closed,
-    is_enforced,
-    kinds,
-)
 from tests.grammars import demo_tokenizer
 
 Schema = dict[str, Any]

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from engine.values.tree import HiddenRequests, TreeSnapshot
-from server.schemas import CacheTree
+from server.admin_schema import CacheTree
 from server.terminal.top import Frame, Rates, Size, Watch, drawn, heaviest
 from tests.cache_scenes import agent_beside_short_prompts, many_leaves
 from tests.cache_trees import cache_tree, counted, node

@@ -38,7 +38,7 @@ from kvstore.tokens import Digest, Tokens
 from kvstore.tree import MAX_ADOPTIONS, RadixTree
 from kvstore.types import Namespace
 from kvstore.window import WindowGroup
-from server.schemas import CacheTree
+from server.admin_schema import CacheTree
 from tests.contract.fake_engine import DISK
 from tests.line_counts import lines_of
 from tests.unit.engine_harness import Harness, prompt

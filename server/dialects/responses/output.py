@@ -8,7 +8,7 @@ from typing import Any, Literal, NotRequired
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from server.dialects.errors import ResponsesErrorEvent
+from server.dialects.error_shapes import ResponsesErrorEvent
 from server.dialects.openai import TokenLogprobBody
 from server.json_model import AnswerType
 

@@ -12,12 +12,12 @@ from pydantic import BaseModel
 from engine.values.model import ModelCard, Place, SamplingDefaults, Task, facts_of
 from engine.values.stats import EngineStats
 from server.admin.alarms import alarms
+from server.admin_schema import PooledModelInfo, PooledModels, State, with_facts
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints
 from server.generation.template import TemplateTraits
 from server.http.stream import client_waiting
 from server.models.model import Model as RegisteredModel
 from server.models.policy import Loading, Ready, need_of
-from server.schemas import PooledModelInfo, PooledModels, State, with_facts
 from server.service import Context, RecordDependency, Service, ServiceDependency
 
 router = Endpoints(prefix="/admin/models")

@@ -12,7 +12,7 @@ from engine.api import ModelError
 from engine.launch import Checkpoint, open_checkpoint
 from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.stats import ModelMemory
-from server.dialects.errors import ollama_error
+from server.dialects.error_shapes import ollama_error
 from server.dialects.job import wire_json
 from server.dialects.ollama.schema import (
     OllamaDetails,
