@@ -31,6 +31,7 @@ KINDS = {
     "top_p of many draws": SamplingParams(top_p=0.5),
     "top_p in rounds": SamplingParams(top_p=0.1, min_p=0.05),
     "xtc": SamplingParams(temperature=0.8, min_p=0.01, xtc=Xtc(0.5, 0.05, (3, 9))),
+    "xtc, top_p": SamplingParams(top_p=0.9, xtc=Xtc(0.5, 0.0)),
     "xtc, top_k": SamplingParams(top_k=20, top_p=0.95, xtc=Xtc(0.5, 0.1)),
 }
 all_kinds = pytest.mark.parametrize("params", KINDS.values(), ids=KINDS)

@@ -30,7 +30,7 @@ from engine.mlx_backend.loading.memory import (
 from engine.mlx_backend.loading.selfcheck import deviation, tolerance
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.patches import NO_ADAPTER
-from engine.mlx_backend.sampling.draws import Draw, ExcludeTop, Kind, draw
+from engine.mlx_backend.sampling.draws import Draw, ExcludeTop, Kind, SortedExcludeTop, draw
 from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.params import DrawParams
 from engine.mlx_backend.sampling.sampler import Sampler
@@ -128,7 +128,7 @@ class DecodePath:
         """Draw tokens as `draws.draw` does, by a compiled function where decodes are compiled. XTC
         is seldom used and was not rehearsed, so that a step would wait for its compilation.
         """
-        if self._draws is not None and not isinstance(kind, ExcludeTop):
+        if self._draws is not None and not isinstance(kind, ExcludeTop | SortedExcludeTop):
             try:
                 return self._draws.draw(kind, logits, params)
             except Exception as error:  # MLX may raise anything

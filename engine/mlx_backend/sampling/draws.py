@@ -1,5 +1,5 @@
 """Draws one token for each row of logits: the likeliest, or one by the weights that the cuts of
-top_k, top_p, min_p and XTC leave. `kind_of` says which of five ways a request's parameters take.
+top_k, top_p, min_p and XTC leave. `kind_of` says which of six ways a request's parameters take.
 
 `draw` is a pure function of arrays, which `mx.compile` can trace. A row's token depends on its own
 line of the arrays alone, bit for bit, whatever the other rows are.
@@ -180,10 +180,31 @@ class TopP:
 
 @dataclass(frozen=True, slots=True)
 class ExcludeTop:
-    """Rows with XTC: all tokens are sorted, or the first `most`. The probabilities that its
-    threshold is compared with are those of temperature 1 among the tokens that top_k, top_p and
-    min_p leave, as mlx-lm has them.
+    """Rows with XTC and without top_k and top_p. The probabilities that the threshold is compared
+    with are those of temperature 1 among the tokens that the other cuts leave, as mlx-lm has them.
     """
+
+    protected: tuple[int, ...]
+
+    is_random: ClassVar[bool] = True
+
+    def choose(self, logits: mx.array, params: DrawParams) -> tuple[mx.array, mx.array]:
+        strips = strips_of(logits)
+        peaks = strips.max(axis=1, keepdims=True).max(axis=3, keepdims=True)
+        n_columns = strips.shape[3]
+        tokens = indices(BLOCK_TOKENS, axis=1) * n_columns + indices(n_columns, axis=3)
+        bits = _random_bits(params.keys, 2)
+        is_kept = _is_left_by_min_p(strips, peaks, params) & (strips > -math.inf)
+        left = _without_top_choices(strips, tokens, peaks, is_kept, bits, params, self.protected)
+        likeliest = left.max(axis=1, keepdims=True).max(axis=3, keepdims=True)
+        weights = softmax_weights(left, likeliest, params.coldness, LOWEST_SCORE)
+        proposed = _propose(_Weights.of(weights), bits[:, :, :1])
+        return _token_ids(proposed.strip, proposed.column, n_columns, logits.shape[1] - 1), peaks
+
+
+@dataclass(frozen=True, slots=True)
+class SortedExcludeTop:
+    """Rows with XTC and top_k or top_p: all tokens are sorted, or the first `most`."""
 
     most: int
     protected: tuple[int, ...]
@@ -194,18 +215,17 @@ class ExcludeTop:
         maxima = Maxima.of(logits)
         tokens, largest = maxima.largest(self.most)
         ranks = indices(tokens.shape[1], axis=1)
-        bits = _random_bits(params.keys, 1)
+        bits = _random_bits(params.keys, 2)
         is_kept = _is_left_by_cuts(largest, maxima.peaks, ranks, params)
-        is_excluded = _is_top_choice(largest, maxima.peaks, is_kept, params.xtc_threshold)
-        is_excluded &= _uniforms(bits[..., 1:]) <= params.xtc_probability
-        for token in self.protected:
-            is_excluded &= tokens != token
-        left = mx.where(is_kept & ~is_excluded, largest, -math.inf)
+        left = _without_top_choices(
+            largest, tokens, maxima.peaks, is_kept, bits, params, self.protected
+        )
         likeliest = left.max(axis=1, keepdims=True)
         weights = softmax_weights(left, likeliest, params.coldness, LOWEST_SCORE)
         before = mx.cumsum(weights, axis=1, inclusive=False)
         whole = weights.sum(axis=1, keepdims=True)
-        rank = _reached(weights, before, whole, bits[..., :1], ranks).max(axis=1, keepdims=True)
+        bits = bits[:, :, :1, :1]
+        rank = _reached(weights, before, whole, bits, ranks).max(axis=1, keepdims=True)
         return mx.take_along_axis(tokens, rank, axis=1), maxima.peaks
 
 
@@ -221,23 +241,39 @@ def _is_left_by_cuts(
     before = mx.cumsum(weights, axis=1, inclusive=False)
     whole = weights.sum(axis=1, keepdims=True)
     smallest = _nucleus(weights, before, whole, params.top_p).min(axis=1, keepdims=True)
-    has_min_p = params.least_score > LOWEST_SCORE + 1
-    scores = (largest - peaks) * params.coldness
-    is_likely = ~has_min_p | (scores >= params.least_score)
+    is_likely = _is_left_by_min_p(largest, peaks, params)
     return (ranks < params.top_k) & (weights >= smallest) & is_likely & (largest > -math.inf)
 
 
-def _is_top_choice(
-    largest: mx.array, peaks: mx.array, is_kept: mx.array, threshold: mx.array
+def _is_left_by_min_p(logits: mx.array, peaks: mx.array, params: DrawParams) -> mx.array:
+    has_min_p = params.least_score > LOWEST_SCORE + 1
+    return ~has_min_p | ((logits - peaks) * params.coldness >= params.least_score)
+
+
+def _without_top_choices(
+    logits: mx.array,
+    tokens: mx.array,
+    peaks: mx.array,
+    is_kept: mx.array,
+    bits: mx.array,
+    params: DrawParams,
+    protected: tuple[int, ...],
 ) -> mx.array:
-    """Whether each token is likelier than the least likely of those above the threshold."""
-    weights = mx.where(is_kept, mx.exp(largest - peaks), 0.0)
-    probabilities = weights / weights.sum(axis=1, keepdims=True)
-    above = mx.where(probabilities > threshold, probabilities, math.inf)
-    return probabilities > above.min(axis=1, keepdims=True)
+    """The logits that are kept, -inf for others, and for the tokens that are likelier than the
+    least likely one above the threshold, where the second pair of random numbers says so.
+    """
+    weights = mx.where(is_kept, mx.exp(logits - peaks), 0.0)
+    probabilities = weights / total_of(weights)
+    above = mx.where(probabilities > params.xtc_threshold, probabilities, math.inf)
+    least = above.min(axis=1, keepdims=True).min(axis=3, keepdims=True)
+    is_excluded = probabilities > least
+    is_excluded &= _uniforms(bits[:, :, 1:, :1]) <= params.xtc_probability
+    for token in protected:
+        is_excluded &= tokens != token
+    return mx.where(is_kept & ~is_excluded, logits, -math.inf)
 
 
-Kind: TypeAlias = Greedy | Inverse | TopK | TopP | ExcludeTop
+Kind: TypeAlias = Greedy | Inverse | TopK | TopP | ExcludeTop | SortedExcludeTop
 
 
 def kind_of(params: SamplingParams) -> Kind:
@@ -245,8 +281,10 @@ def kind_of(params: SamplingParams) -> Kind:
     if params.temperature < GREEDY_BELOW or params.top_p == 0:
         return Greedy()
     if params.xtc is not None and params.xtc.probability > 0:
+        if params.top_k <= 0 and params.top_p >= 1:
+            return ExcludeTop(params.xtc.protected)
         most = TopK.of(params.top_k).most if params.top_k > 0 else ALL_TOKENS
-        return ExcludeTop(most, params.xtc.protected)
+        return SortedExcludeTop(most, params.xtc.protected)
     if params.top_k > 0:
         return TopK.of(params.top_k)
     return Inverse() if params.top_p >= 1 else TopP.of(params.top_p, params.min_p > 0)
