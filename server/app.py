@@ -12,8 +12,7 @@ from starlette.middleware import Middleware
 
 from engine.api import EngineError
 from server import __version__
-from server.access.admission import Policy
-from server.access.web import Hosts, Origins
+from server.access.admission import Hosts, Origins, Policy
 from server.activity import RequestTracker
 from server.admin import activity, cache, model_routes, pages, status
 from server.admin.activity import SeriesRecord

@@ -14,8 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.access.admission import Policy, is_limited, peer_address
-from server.access.web import Origins
+from server.access.admission import Origins, Policy, is_limited, peer_address
 from server.activity import RequestTracker
 from server.dialects.error_shapes import error_response
 from server.errors import (

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from server.activity import RequestTracker
 from server.errors import InvalidField
+from server.fairness import Workers
 from server.generation.request_fields import PrioritizedRequest
 from server.generation.requests import ServedModel
 from server.http.body import Head, is_light, is_quick, parse, read_body, read_head
@@ -22,7 +23,6 @@ from server.models.model import LoadedModel, Model
 from server.models.registry import ModelRegistry
 from server.record import RequestRecord, request_record
 from server.settings import Settings
-from server.workers import Workers
 
 T = TypeVar("T")
 

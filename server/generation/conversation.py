@@ -158,6 +158,36 @@ class Conversation:
     continue_final_message: bool = False
     cache_salt: str = ""
 
+    @property
+    def known_tools(self) -> Sequence[Tool]:
+        """The tools that the model may know: all but deferred ones that no message has made known,
+        and that the choice does not name. Of several by one name the first counts.
+        """
+        chosen = self.tool_choice.names or frozenset()
+        found = {
+            tool.name: tool for tool in self.tools if not tool.is_deferred or tool.name in chosen
+        }
+        for message in self.messages:
+            for tool in message.tools:
+                found.setdefault(tool.name, tool)
+        return list(found.values())
+
+    @property
+    def callable_tools(self) -> Sequence[Tool]:
+        """The tools that the model may call."""
+        choice = self.tool_choice
+        if choice.mode == "none":
+            return []
+        known = self.known_tools
+        return [tool for tool in known if choice.names is None or tool.name in choice.names]
+
+    @property
+    def concerns_tools(self) -> bool:
+        """Whether there are tools, calls or results."""
+        return bool(self.tools) or any(
+            message.tools or message.calls or message.role == "tool" for message in self.messages
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:

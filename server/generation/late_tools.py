@@ -143,31 +143,6 @@ def _late_bytes(placed: PlacedTools) -> int:
     return sum(len(each.json) for _, each in placed.late)
 
 
-def known_tools(conversation: Conversation) -> Sequence[Tool]:
-    """The tools that the model may know: all but deferred ones that no message has made known, and
-    that the choice does not name. Of several by one name the first counts.
-    """
-    chosen = conversation.tool_choice.names or frozenset()
-    found = {
-        tool.name: tool
-        for tool in conversation.tools
-        if not tool.is_deferred or tool.name in chosen
-    }
-    for message in conversation.messages:
-        for tool in message.tools:
-            found.setdefault(tool.name, tool)
-    return list(found.values())
-
-
-def callable_tools(conversation: Conversation) -> Sequence[Tool]:
-    """The tools that the model may call."""
-    choice = conversation.tool_choice
-    if choice.mode == "none":
-        return []
-    known = known_tools(conversation)
-    return [tool for tool in known if choice.names is None or tool.name in choice.names]
-
-
 def first_placed(conversation: Conversation) -> PlacedTools:
     """The places of tools in a conversation of which nothing is remembered.
 
@@ -176,7 +151,7 @@ def first_placed(conversation: Conversation) -> PlacedTools:
     """
     late = list(_late(conversation))
     come_late = {tool.name for _, tool in late}
-    known = {tool.name: tool for tool in known_tools(conversation)}
+    known = {tool.name: tool for tool in conversation.known_tools}
     head = [tool for name, tool in known.items() if name not in come_late]
     begun = next((at for at, each in enumerate(conversation.messages) if each.role != "system"), 0)
     first = max(begun, late[0][0] + 1) if late and not head else begun
@@ -204,7 +179,7 @@ def _grown(conversation: Conversation, before: PlacedTools, n_messages: int) -> 
     Tools that are no longer declared stay in the prompt where those messages have calls, whose ids
     nobody else knows: other clients' tools are not shown to one who merely begins alike.
     """
-    known = {tool.name: _declaration(tool) for tool in known_tools(conversation)}
+    known = {tool.name: _declaration(tool) for tool in conversation.known_tools}
     had = before.by_name
     if any(known.get(name, each) != each for name, each in had.items()):
         return None

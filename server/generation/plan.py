@@ -22,7 +22,6 @@ from engine.values.request import (
 )
 from server.errors import UNSUPPORTED, InvalidField
 from server.generation.conversation import Chat, Conversation, digest_of
-from server.generation.late_tools import callable_tools, known_tools
 from server.generation.markers import CallMarker, marker_of
 from server.generation.request_fields import Structure, of_schema
 from server.parsing.answer import ReasoningFormat, ToolFormat
@@ -225,7 +224,7 @@ class ConstraintWriter:
         """The constraint on calls that the model chooses to make; None where all are allowed."""
         parallel = chat.parallel_calls
         is_promised = not parallel or any(function.strict for function in functions)
-        is_promised |= len(functions) < len(known_tools(chat.conversation))
+        is_promised |= len(functions) < len(chat.conversation.known_tools)
         if not is_promised and self._settings.tool_guides == "strict-only":
             return None
         # After a marker that not every call has, other calls may follow.
@@ -382,7 +381,7 @@ class AnswerPlanner:
 
     def plan(self, chat: Chat, prompt: Sequence[int]) -> AnswerPlan:
         """Raises ApiError (400) for a feature that the model has no format for."""
-        tools = callable_tools(chat.conversation)
+        tools = chat.conversation.callable_tools
         functions = [Function(tool.name, tool.parameters, tool.strict) for tool in tools]
         if functions:
             self._check_functions(functions, chat.tools_field)
@@ -410,7 +409,7 @@ class AnswerPlanner:
 
     def _forbidden(self, conversation: Conversation) -> Sequence[tuple[int, ...]]:
         """What begins calls, in a conversation that has tools or calls, where none may be made."""
-        has_any = known_tools(conversation) or any(each.calls for each in conversation.messages)
+        has_any = conversation.known_tools or any(each.calls for each in conversation.messages)
         if self.marker is None or not has_any:
             return ()
         return (self.marker.tokens, *sorted(self.marker.spellings))

@@ -17,8 +17,7 @@ from server.generation.generic_tools import plain_conversation
 from server.generation.history import AssistantTurn, Call, Replays
 from server.generation.late_tools import (
     Declaration,
-    PlacedTools,
-    callable_tools,
+    ToolPlaces,
     description,
     read,
     with_late_tools,
@@ -118,12 +117,11 @@ class PromptEncoder:
         given = conversation.messages
 
         def encode() -> list[int]:
-            placed = replays.tool_places.place(conversation, cache_salt)
-            tools = self._head(conversation, placed)
+            tools, told = self._placed(conversation, replays.tool_places, cache_salt)
             is_about_tools = bool(tools) or any(map(concerns_tools, given))
             is_generic = self._planner.tools is GENERIC and is_about_tools
             traits = replace(self.traits, system="system") if is_generic else self.traits
-            messages = in_place(with_late_tools(given, placed, self._describe), traits)
+            messages = in_place(told, traits)
             before = [
                 digest
                 for message, digest in zip(given, digests(given), strict=False)
@@ -140,12 +138,18 @@ class PromptEncoder:
 
         return bounded(encode, self._card, "messages")
 
-    def _head(self, conversation: Conversation, placed: PlacedTools) -> Sequence[Declaration]:
-        """The tools that the template renders: none where none may be called, and nothing that
-        could be forbidden begins a call.
+    def _placed(
+        self, conversation: Conversation, places: ToolPlaces, cache_salt: str
+    ) -> tuple[Sequence[Declaration], Sequence[Message]]:
+        """The tools that the template renders, and the messages with the others. There are none to
+        render where none may be called, and nothing that could be forbidden begins a call.
         """
-        may_call = self._planner.marker or callable_tools(conversation)
-        return placed.head if may_call else ()
+        if not conversation.concerns_tools:
+            return (), conversation.messages
+        placed = places.place(conversation, cache_salt)
+        may_call = self._planner.marker or conversation.callable_tools
+        told = with_late_tools(conversation.messages, placed, self._describe)
+        return placed.head if may_call else (), told
 
     def _with_generic_tools(
         self,

@@ -16,12 +16,12 @@ from engine.values.output import OutputEvent
 from engine.values.request import Request
 from engine.values.tokens import pack
 from server.errors import ApiError
+from server.fairness import Workers
 from server.generation.conversation import Conversation, Message, texts
 from server.generation.prompt import check_prompt
 from server.generation.requests import ServedModel, check_task
 from server.generation.stream import sequence_error
 from server.record import Principal, RequestRecord
-from server.workers import Workers
 
 FILE_CLIENT = "warm_prompts"
 """The client of the prompts of a file. They wait for every other client."""

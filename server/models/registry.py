@@ -17,6 +17,7 @@ from engine.launch import fetch_repository, free_bytes, launch, local_checkpoint
 from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats, ModelMemory, RequestInfo
 from server.errors import ApiError, ModelNotFound, busy, not_loaded
+from server.fairness import Workers
 from server.generation.requests import ServedModel, served_models
 from server.generation.warming import ReadPrompt, warm_file
 from server.models.hub import CachedNames, Downloads, FetchRepository
@@ -25,7 +26,6 @@ from server.models.pool import LoadFailed, ModelPool, NeverFits, PoolError, Wait
 from server.settings import Settings
 from server.settings.models import ModelSettings
 from server.settings.prompts import PromptFileError, read_prompts
-from server.workers import Workers
 
 BUDGET_SHARE = 0.8
 """The share of the memory free at start that several models share: other programs grow, too."""

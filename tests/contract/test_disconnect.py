@@ -9,8 +9,8 @@ from queue import Queue
 import httpx
 import pytest
 
+from server.fairness import EACH_AT_ONCE
 from server.settings import Settings
-from server.workers import EACH_AT_ONCE
 from tests.contract.conftest import ChatBody
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, HeldTokenizer, Script

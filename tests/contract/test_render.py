@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from engine.values.request import Request
+from server.fairness import LARGE_BYTES
 from server.settings import Settings
-from server.workers import LARGE_BYTES
 from tests.contract.conftest import ChatBody
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine, Script, TryingEngine

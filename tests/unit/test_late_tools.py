@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from measuring.random_checkpoint import tiny_tokenizer
 from server.generation.conversation import Chat, Conversation, Message, texts
 from server.generation.history import Replays
-from server.generation.late_tools import MAX_CONVERSATIONS, ToolPlaces, callable_tools
+from server.generation.late_tools import MAX_CONVERSATIONS, ToolPlaces
 from server.generation.plan import AnswerPlan, AnswerPlanner
 from server.generation.prompt import PromptEncoder
 from server.generation.request_fields import SampledRequest
@@ -115,7 +115,7 @@ def test_a_prompt_only_grows_whatever_becomes_of_the_tools(template: str) -> Non
             now = rendered(template, chat, memory)
             assert now.startswith(before), f"seed {seed}, turn {turn}"
             assert now == rendered(template, chat, memory), "the same again"
-            for each in callable_tools(chat):
+            for each in chat.callable_tools:
                 assert each.name in now, f"seed {seed}, turn {turn}"
             before = now
 

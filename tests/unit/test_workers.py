@@ -17,9 +17,8 @@ from anyio import create_task_group, current_effective_deadline, sleep_forever
 from anyio.lowlevel import checkpoint
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.access.admission import Policy
+from server.access.admission import Hosts, Origins, Policy
 from server.access.keys import Keyring
-from server.access.web import Hosts, Origins
 from server.activity import RequestTracker
 from server.dialects.responses.read import referenced_bytes
 from server.dialects.responses.schema import ResponsesRequest
@@ -30,11 +29,10 @@ from server.dialects.responses.store import (
     StoredResponse,
 )
 from server.errors import ApiError
-from server.fairness import FairLimiter
+from server.fairness import LARGE_AT_ONCE, LARGE_BYTES, SMALL_AT_ONCE, FairLimiter, Workers
 from server.gateway import Gateway, body_budget, output_budget
 from server.metrics.metrics import HttpAnswers
 from server.settings import Settings
-from server.workers import LARGE_AT_ONCE, LARGE_BYTES, SMALL_AT_ONCE, Workers
 
 
 async def order(limiter: FairLimiter, clients: Sequence[str]) -> list[str]:

@@ -15,9 +15,8 @@ from server.activity import RequestTracker
 from server.dialects.job import Job, generate_all
 from server.dialects.responses.write import ResponseForm
 from server.errors import RETRY_AFTER_SECONDS, ApiError, busy, to_api_error
-from server.fairness import Budget
+from server.fairness import Budget, Workers
 from server.generation.stream import rendering_bytes
-from server.workers import Workers
 
 log = logging.getLogger("rootstock.responses")
 

@@ -42,11 +42,11 @@ from server.dialects.responses.store import (
 from server.dialects.responses.tools import RequestTools, is_enforceable
 from server.dialects.responses.write import ResponseForm
 from server.errors import UNSUPPORTED, ApiError, InvalidField, invalid
+from server.fairness import LARGE_BYTES
 from server.generation.requests import ServedModel, prepare_chat
 from server.http.stream import client_waiting
 from server.record import RequestRecord
 from server.service import ArrivedBody, Context, RecordDependency
-from server.workers import LARGE_BYTES
 
 InputT = TypeVar("InputT", bound=InputTokensRequest)
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from server.dialects.files import FileFields
-from server.dialects.openai_chat import as_parts
+from server.dialects.openai import as_parts
 from server.dialects.openai_tools import CHOICE_KIND, TaggedMode
 from server.dialects.thinking_fields import ReasoningParam, ThinkingFields
 from server.errors import UNSUPPORTED

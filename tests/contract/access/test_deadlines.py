@@ -8,8 +8,8 @@ import httpx
 import pytest
 from openai import InternalServerError, OpenAI
 
+from server.fairness import LARGE_BYTES
 from server.settings import Settings
-from server.workers import LARGE_BYTES
 from tests.contract.access.helpers import CHAT, status_of
 from tests.contract.daemon import running
 from tests.contract.fake_engine import (

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from server.access.web import Hosts
+from server.access.admission import Hosts
 from server.settings import Settings
 from tests.contract.access.helpers import refusals, status_of
 from tests.contract.daemon import running

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from server.access.admission import KeyLimits, LimitReached
+from server.access.admission import KeyLimits, LimitReached, Origins, is_origin, is_own
 from server.access.keys import (
     MAX_KEYS,
     ApiKey,
@@ -20,7 +20,6 @@ from server.access.keys import (
     new_secret,
     read_keys,
 )
-from server.access.web import Origins, is_origin, is_own
 from server.record import Principal, RequestRecord
 from server.settings import SettingsError, load_settings
 from server.terminal.cli import app
