@@ -31,9 +31,8 @@ import typer
 
 from engine.core.step import NO_MASKS, Sampling
 from engine.mlx_backend.loading.memory import activation_bytes
-from engine.mlx_backend.sampling.draws import Draw, Kind, draw
+from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from engine.mlx_backend.sampling.edits import SamplingRow
-from engine.mlx_backend.sampling.params import DrawParams
 from engine.mlx_backend.sampling.sampler import DrawFunction, Sampler
 from engine.values.request import SamplingParams
 from engine.values.settings import EngineConfig

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.mlx_backend.sampling import draws
-from engine.mlx_backend.sampling.draws import Draw, draw, kind_of
-from engine.mlx_backend.sampling.params import DrawParams
-from engine.mlx_backend.sampling.params import _digest as digest_of
+from engine.mlx_backend.sampling import draws, xtc
+from engine.mlx_backend.sampling.draws import Draw, DrawParams, draw
+from engine.mlx_backend.sampling.draws import _digest as digest_of
+from engine.mlx_backend.sampling.edits import kind_of
 from engine.mlx_backend.sampling.sampler import as_list
 from engine.values.request import SamplingParams, Xtc
 from tests.devices import DEVICE, is_cpu
@@ -79,12 +79,12 @@ def check_chi_square(observed: npt.NDArray[np.int64], expected: Doubles) -> None
 def uniforms_of(seeds: Sequence[int], output_indices: Sequence[int]) -> Floats:
     """The two numbers of which each draw of a kind with one proposal is made: [rows, 2]."""
     params = DrawParams.of([SamplingParams()] * len(seeds), seeds, output_indices)
-    return np.array(draws._uniforms(draws._random_bits(params.keys, 1))).reshape(-1, 2)
+    return np.array(draws.uniforms(draws.random_bits(params.keys, 1))).reshape(-1, 2)
 
 
 def test_numbers_are_multiples_of_2_to_the_minus_24_above_zero() -> None:
     extremes = np.array([[0, 255, 256, 2**32 - 1, 2**32 - 256]], dtype=np.uint32)
-    found = np.array(draws._uniforms(mx.array(extremes)), dtype=np.float64)[0]
+    found = np.array(draws.uniforms(mx.array(extremes)), dtype=np.float64)[0]
     assert (found * 2**24).tolist() == [1, 1, 2, 2**24, 2**24]
     numbers = uniforms_of(range(1000), [0] * 1000).astype(np.float64)
     assert np.all((numbers > 0) & (numbers <= 1))
@@ -182,7 +182,8 @@ def test_ruled_out_tokens_are_not_drawn_at_the_ends_of_the_random_numbers(
     def same(keys: mx.array, n: int) -> mx.array:
         return mx.full((len(keys), 1, n, 2), round(part * 2**24) - 1 << 8, dtype=mx.uint32)
 
-    monkeypatch.setattr(draws, "_random_bits", same)
+    for module in (draws, xtc):
+        monkeypatch.setattr(module, "random_bits", same)
     generator = np.random.default_rng(vocab_size)
     logits = generator.normal(0, 2, (64, vocab_size)).astype(np.float32)
     allowed = generator.random(logits.shape) < generator.random((64, 1)) ** 4

@@ -12,9 +12,8 @@ import pytest
 
 from engine.core.step import NO_MASKS, SampledToken, Sampling
 from engine.mlx_backend.sampling import draws
-from engine.mlx_backend.sampling.draws import Draw, Kind
+from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind
 from engine.mlx_backend.sampling.edits import SamplingRow, mask_of
-from engine.mlx_backend.sampling.params import DrawParams
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
 from engine.values.output import TokenLogprob
 from engine.values.request import Dry, SamplingParams, Xtc

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, apply_xtc
 
 from engine.core.step import NO_MASKS, Sampling
-from engine.mlx_backend.sampling.draws import kind_of
-from engine.mlx_backend.sampling.edits import SamplingRow
+from engine.mlx_backend.sampling.edits import SamplingRow, kind_of
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams, Xtc
 

@@ -30,10 +30,10 @@ from engine.mlx_backend.loading.memory import (
 from engine.mlx_backend.loading.selfcheck import deviation, tolerance
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.patches import NO_ADAPTER
-from engine.mlx_backend.sampling.draws import Draw, ExcludeTop, Kind, SortedExcludeTop, draw
+from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from engine.mlx_backend.sampling.edits import SamplingRow
-from engine.mlx_backend.sampling.params import DrawParams
 from engine.mlx_backend.sampling.sampler import Sampler
+from engine.mlx_backend.sampling.xtc import ExcludeTop, SortedExcludeTop
 from engine.values.request import SamplingParams
 from engine.values.stats import DecodeStats
 from kvstore.ops import ResetState, TablePatch

@@ -31,8 +31,7 @@ from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.patches import TransposedWeights
 from engine.mlx_backend.model.rows import ArenaForward, DecodeRows, pad_tables
 from engine.mlx_backend.model.views import ForwardViews
-from engine.mlx_backend.sampling.draws import Draw, Kind, draw
-from engine.mlx_backend.sampling.params import DrawParams
+from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from kvstore.types import SlotId
 
 logger = logging.getLogger(__name__)

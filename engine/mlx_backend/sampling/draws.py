@@ -1,5 +1,5 @@
 """Draws one token for each row of logits: the likeliest, or one by the weights that the cuts of
-top_k, top_p, min_p and XTC leave. `kind_of` says which of six ways a request's parameters take.
+top_k, top_p and min_p leave.
 
 `draw` is a pure function of arrays, which `mx.compile` can trace. A row's token depends on its own
 line of the arrays alone, bit for bit, whatever the other rows are.
@@ -10,17 +10,24 @@ themselves, for draws that are not compiled as a whole. Their kernels are built 
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from engine.mlx_backend.exponential import LOWEST_SCORE, softmax_weights
 from engine.mlx_backend.sampling.maxima import BLOCK_TOKENS, Maxima, indices, strips_of, total_of
-from engine.mlx_backend.sampling.params import ALL_TOKENS, GREEDY_BELOW, DrawParams
 from engine.values.request import SamplingParams
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are 0: the quotients would be beyond float32's precision anyway."""
+
+ALL_TOKENS = 2**31 - 1
+"""A top_k that cuts nothing."""
 
 UNIFORM_BITS = 24
 """Random numbers of this many bits are exact in float32."""
@@ -34,6 +41,62 @@ draws (8 rows of 8,192 tokens, two cores)."""
 
 MOST_PARTS = 8
 """Parts of the sorted draws between which one compiled function chooses: MLX does not fuse more."""
+
+
+class DrawParams(NamedTuple):
+    """What draws depend on besides the logits, one line for each row."""
+
+    keys: mx.array
+    """uint32 [rows, 1, 2]: 32 bits of the seed, and the index of the token in the output."""
+    coldness: mx.array
+    """float32 [rows, 1, 1, 1]: 1 / temperature."""
+    least_score: mx.array
+    """float32 [rows, 1, 1, 1]: the logarithm of min_p, below which a score is cut. A token's score
+    is its logit less the row's largest, times the coldness."""
+    top_k: mx.array
+    """int32 [rows, 1, 1, 1]."""
+    top_p: mx.array
+    """float32 [rows, 1, 1, 1]; infinite where it is 1, for that cuts nothing, whatever the
+    rounding."""
+    xtc_probability: mx.array
+    """float32 [rows, 1, 1, 1]; 0 where it is off."""
+    xtc_threshold: mx.array
+    """float32 [rows, 1, 1, 1]."""
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[SamplingParams], seeds: Sequence[int], output_indices: Sequence[int]
+    ) -> "DrawParams":
+        keys = list(zip(map(_digest, seeds), output_indices, strict=True))
+        return cls(
+            mx.array(np.array(keys, dtype=np.uint32)[:, None]),
+            _column(1 / max(row.temperature, GREEDY_BELOW) for row in rows),
+            _column(math.log(max(row.min_p, math.exp(LOWEST_SCORE))) for row in rows),
+            _column((min(row.top_k or ALL_TOKENS, ALL_TOKENS) for row in rows), np.int32),
+            _column(row.top_p if row.top_p < 1 else math.inf for row in rows),
+            _column(row.xtc.probability if row.xtc else 0 for row in rows),
+            _column(row.xtc.threshold if row.xtc else 1 for row in rows),
+        )
+
+
+def _digest(seed: int) -> int:
+    """32 bits of a seed modulo 2^64. Seeds from 0 to 2^32 - 1 are their own digests."""
+    seed %= 2**64
+    return (seed + (seed >> 32) * 0x9E3779B1) % 2**32
+
+
+def _column(values: Iterable[float], dtype: npt.DTypeLike = np.float32) -> mx.array:
+    return mx.array(np.array(list(values), dtype=dtype)[:, None, None, None])
+
+
+class Kind(Protocol):
+    """A way in which rows get their tokens; rows of one kind go together. Kinds are compared."""
+
+    is_random: ClassVar[bool]
+
+    def choose(self, logits: mx.array, params: DrawParams) -> tuple[mx.array, mx.array]:
+        """The token and the peak of each row of logits [rows, vocab]."""
+        ...
 
 
 class Draw(NamedTuple):
@@ -68,8 +131,8 @@ class Inverse:
         strips = strips_of(logits)
         peaks = strips.max(axis=1, keepdims=True).max(axis=3, keepdims=True)
         weights = softmax_weights(strips, peaks, params.coldness, params.least_score)
-        proposed = _propose(_Weights.of(weights), _random_bits(params.keys, 1))
-        tokens = _token_ids(proposed.strip, proposed.column, strips.shape[3], logits.shape[1] - 1)
+        proposed = propose(Weights.of(weights), random_bits(params.keys, 1))
+        tokens = token_ids(proposed.strip, proposed.column, strips.shape[3], logits.shape[1] - 1)
         return tokens, peaks
 
 
@@ -98,14 +161,14 @@ class TopK:
         tokens, largest = maxima.largest(self.most)
         ranks = indices(tokens.shape[1], axis=1)
         weights = softmax_weights(largest, maxima.peaks, params.coldness, LOWEST_SCORE)
-        weights = _first(weights, ranks, params.top_k)
+        weights = first_ranks(weights, ranks, params.top_k)
         before = mx.cumsum(weights, axis=1, inclusive=False)
         whole = weights.sum(axis=1, keepdims=True)
-        smallest = _nucleus(weights, before, whole, params.top_p).min(axis=1, keepdims=True)
+        smallest = nucleus(weights, before, whole, params.top_p).min(axis=1, keepdims=True)
         weights = _cut(weights, largest, maxima.peaks, params, smallest)
         whole = weights.sum(axis=1, keepdims=True)
-        bits = _random_bits(params.keys, 1)[..., :1]
-        rank = _reached(weights, before, whole, bits, ranks).max(axis=1, keepdims=True)
+        bits = random_bits(params.keys, 1)[..., :1]
+        rank = reached(weights, before, whole, bits, ranks).max(axis=1, keepdims=True)
         return mx.take_along_axis(tokens, rank, axis=1), maxima.peaks
 
 
@@ -153,17 +216,17 @@ class TopP:
         strips = strips_of(logits)
         maxima = strips.max(axis=1, keepdims=True)
         peaks = maxima.max(axis=3, keepdims=True)
-        weights = _Weights.of(softmax_weights(strips, peaks, params.coldness, LOWEST_SCORE))
+        weights = Weights.of(softmax_weights(strips, peaks, params.coldness, LOWEST_SCORE))
         nucleus = _Nucleus(params.top_p, weights.whole)
         if self.has_min_p:
-            weights = _Weights.of(_cut(weights.strips, strips, peaks, params, 0.0))
+            weights = Weights.of(_cut(weights.strips, strips, peaks, params, 0.0))
         slots = indices(2**self.halvings, axis=2)
         last_slot = slots.size - 1
         is_last = mx.array(np.arange(slots.size).reshape(slots.shape) == last_slot)
-        bits = _random_bits(params.keys, self.rounds * slots.size)
+        bits = random_bits(params.keys, self.rounds * slots.size)
         found = list[mx.array]()
         for of_round in mx.split(bits, self.rounds, axis=2) if self.rounds > 1 else [bits]:
-            proposed = _propose(weights, of_round, _Likeliest(maxima, peaks, is_last))
+            proposed = propose(weights, of_round, _Likeliest(maxima, peaks, is_last))
             ranked = mx.sort(proposed.weights, axis=2)
             bound, above = _search(weights.strips, ranked, nucleus)
             keys = _keys_inside(
@@ -171,123 +234,11 @@ class TopP:
             )
             found.append(keys.min(axis=2, keepdims=True))
             if len(found) < self.rounds:
-                weights = _Weights.of(_above(weights.strips, ranked[:, :, -2:-1]))
+                weights = Weights.of(_above(weights.strips, ranked[:, :, -2:-1]))
         chosen = found.pop()
         for key in reversed(found):
             chosen = mx.where(key < last_slot << 32, key, chosen)
         return chosen.astype(mx.uint32), peaks  # the lower half of a key is the token
-
-
-@dataclass(frozen=True, slots=True)
-class ExcludeTop:
-    """Rows with XTC and without top_k and top_p. The probabilities that the threshold is compared
-    with are those of temperature 1 among the tokens that the other cuts leave, as mlx-lm has them.
-    """
-
-    protected: tuple[int, ...]
-
-    is_random: ClassVar[bool] = True
-
-    def choose(self, logits: mx.array, params: DrawParams) -> tuple[mx.array, mx.array]:
-        strips = strips_of(logits)
-        peaks = strips.max(axis=1, keepdims=True).max(axis=3, keepdims=True)
-        n_columns = strips.shape[3]
-        tokens = indices(BLOCK_TOKENS, axis=1) * n_columns + indices(n_columns, axis=3)
-        bits = _random_bits(params.keys, 2)
-        is_kept = _is_left_by_min_p(strips, peaks, params) & (strips > -math.inf)
-        left = _without_top_choices(strips, tokens, peaks, is_kept, bits, params, self.protected)
-        likeliest = left.max(axis=1, keepdims=True).max(axis=3, keepdims=True)
-        weights = softmax_weights(left, likeliest, params.coldness, LOWEST_SCORE)
-        proposed = _propose(_Weights.of(weights), bits[:, :, :1])
-        return _token_ids(proposed.strip, proposed.column, n_columns, logits.shape[1] - 1), peaks
-
-
-@dataclass(frozen=True, slots=True)
-class SortedExcludeTop:
-    """Rows with XTC and top_k or top_p: all tokens are sorted, or the first `most`."""
-
-    most: int
-    protected: tuple[int, ...]
-
-    is_random: ClassVar[bool] = True
-
-    def choose(self, logits: mx.array, params: DrawParams) -> tuple[mx.array, mx.array]:
-        maxima = Maxima.of(logits)
-        tokens, largest = maxima.largest(self.most)
-        ranks = indices(tokens.shape[1], axis=1)
-        bits = _random_bits(params.keys, 2)
-        is_kept = _is_left_by_cuts(largest, maxima.peaks, ranks, params)
-        left = _without_top_choices(
-            largest, tokens, maxima.peaks, is_kept, bits, params, self.protected
-        )
-        likeliest = left.max(axis=1, keepdims=True)
-        weights = softmax_weights(left, likeliest, params.coldness, LOWEST_SCORE)
-        before = mx.cumsum(weights, axis=1, inclusive=False)
-        whole = weights.sum(axis=1, keepdims=True)
-        bits = bits[:, :, :1, :1]
-        rank = _reached(weights, before, whole, bits, ranks).max(axis=1, keepdims=True)
-        return mx.take_along_axis(tokens, rank, axis=1), maxima.peaks
-
-
-def _is_left_by_cuts(
-    largest: mx.array, peaks: mx.array, ranks: mx.array, params: DrawParams
-) -> mx.array:
-    """Whether top_k, top_p and min_p leave each of the logits, which are in order. A token may be
-    left whose weight is 0 at a low temperature.
-    """
-    weights = _first(
-        softmax_weights(largest, peaks, params.coldness, LOWEST_SCORE), ranks, params.top_k
-    )
-    before = mx.cumsum(weights, axis=1, inclusive=False)
-    whole = weights.sum(axis=1, keepdims=True)
-    smallest = _nucleus(weights, before, whole, params.top_p).min(axis=1, keepdims=True)
-    is_likely = _is_left_by_min_p(largest, peaks, params)
-    return (ranks < params.top_k) & (weights >= smallest) & is_likely & (largest > -math.inf)
-
-
-def _is_left_by_min_p(logits: mx.array, peaks: mx.array, params: DrawParams) -> mx.array:
-    has_min_p = params.least_score > LOWEST_SCORE + 1
-    return ~has_min_p | ((logits - peaks) * params.coldness >= params.least_score)
-
-
-def _without_top_choices(
-    logits: mx.array,
-    tokens: mx.array,
-    peaks: mx.array,
-    is_kept: mx.array,
-    bits: mx.array,
-    params: DrawParams,
-    protected: tuple[int, ...],
-) -> mx.array:
-    """The logits that are kept, -inf for others, and for the tokens that are likelier than the
-    least likely one above the threshold, where the second pair of random numbers says so.
-    """
-    weights = mx.where(is_kept, mx.exp(logits - peaks), 0.0)
-    probabilities = weights / total_of(weights)
-    above = mx.where(probabilities > params.xtc_threshold, probabilities, math.inf)
-    least = above.min(axis=1, keepdims=True).min(axis=3, keepdims=True)
-    is_excluded = probabilities > least
-    is_excluded &= _uniforms(bits[:, :, 1:, :1]) <= params.xtc_probability
-    for token in protected:
-        is_excluded &= tokens != token
-    return mx.where(is_kept & ~is_excluded, logits, -math.inf)
-
-
-Kind: TypeAlias = Greedy | Inverse | TopK | TopP | ExcludeTop | SortedExcludeTop
-
-
-def kind_of(params: SamplingParams) -> Kind:
-    """How a row with such parameters gets its token; rows of one kind go together."""
-    if params.temperature < GREEDY_BELOW or params.top_p == 0:
-        return Greedy()
-    if params.xtc is not None and params.xtc.probability > 0:
-        if params.top_k <= 0 and params.top_p >= 1:
-            return ExcludeTop(params.xtc.protected)
-        most = TopK.of(params.top_k).most if params.top_k > 0 else ALL_TOKENS
-        return SortedExcludeTop(most, params.xtc.protected)
-    if params.top_k > 0:
-        return TopK.of(params.top_k)
-    return Inverse() if params.top_p >= 1 else TopP.of(params.top_p, params.min_p > 0)
 
 
 def draw(kind: Kind, logits: mx.array, params: DrawParams) -> Draw:
@@ -298,7 +249,7 @@ def draw(kind: Kind, logits: mx.array, params: DrawParams) -> Draw:
     return Draw(tokens.reshape(len(logits)), peaks, next_keys)
 
 
-def _random_bits(keys: mx.array, n: int) -> mx.array:
+def random_bits(keys: mx.array, n: int) -> mx.array:
     """Pairs of random numbers of 32 bits: uint32 [rows, 1, n, 2].
 
     MLX's generator is Threefry, a function of a key and a counter: the numbers of one key tell
@@ -307,7 +258,7 @@ def _random_bits(keys: mx.array, n: int) -> mx.array:
     return mx.vmap(mx.vmap(lambda key: mx.random.split(key, n)))(keys)
 
 
-def _uniforms(bits: mx.array) -> mx.array:
+def uniforms(bits: mx.array) -> mx.array:
     """Multiples of 2^-24 in (0, 1]."""
     return ((bits >> (32 - UNIFORM_BITS)) + 1).astype(mx.float32) * 2.0**-UNIFORM_BITS
 
@@ -315,7 +266,7 @@ def _uniforms(bits: mx.array) -> mx.array:
 # Tokens drawn by the weights of a whole vocabulary
 
 
-class _Weights(NamedTuple):
+class Weights(NamedTuple):
     """The weights of all tokens, and their sums."""
 
     strips: mx.array
@@ -326,7 +277,7 @@ class _Weights(NamedTuple):
     """[rows, 1, 1, 1]."""
 
     @classmethod
-    def of(cls, strips: mx.array) -> "_Weights":
+    def of(cls, strips: mx.array) -> "Weights":
         columns = strips.sum(axis=1, keepdims=True)
         return cls(strips, columns, columns.sum(axis=3, keepdims=True))
 
@@ -350,7 +301,7 @@ class _Proposed(NamedTuple):
     weights: mx.array
 
 
-def _propose(weights: _Weights, bits: mx.array, likeliest: _Likeliest | None = None) -> _Proposed:
+def propose(weights: Weights, bits: mx.array, likeliest: _Likeliest | None = None) -> _Proposed:
     """Tokens drawn by their weights: of each pair of random numbers [rows, 1, draws, 2] the first
     draws a column of the strips, and the second one of its tokens.
     """
@@ -378,11 +329,11 @@ def _pick(
     """
     before = mx.cumsum(weights, axis=axis, inclusive=False)
     ids = indices(weights.shape[axis], axis)
-    return _reached(weights, before, whole, bits, ids, likeliest).max(axis=axis, keepdims=True)
+    return reached(weights, before, whole, bits, ids, likeliest).max(axis=axis, keepdims=True)
 
 
 @mx.compile
-def _reached(
+def reached(
     weights: mx.array,
     before: mx.array,
     whole: mx.array,
@@ -390,7 +341,7 @@ def _reached(
     ids: mx.array,
     likeliest: _Likeliest | None = None,
 ) -> mx.array:
-    is_reached = (before < _uniforms(bits) * whole) & (weights > 0)
+    is_reached = (before < uniforms(bits) * whole) & (weights > 0)
     if likeliest is not None:
         is_likeliest = likeliest.maxima >= likeliest.peaks
         is_reached = mx.where(likeliest.is_last, is_likeliest, is_reached)
@@ -398,7 +349,7 @@ def _reached(
 
 
 @mx.compile
-def _token_ids(strip: mx.array, column: mx.array, n_columns: int, last_token: int) -> mx.array:
+def token_ids(strip: mx.array, column: mx.array, n_columns: int, last_token: int) -> mx.array:
     """The ids of tokens in strips. NaN may lead into the padding, which begins after a token."""
     return mx.minimum(strip * n_columns + column, last_token)
 
@@ -407,13 +358,13 @@ def _token_ids(strip: mx.array, column: mx.array, n_columns: int, last_token: in
 
 
 @mx.compile
-def _first(weights: mx.array, ranks: mx.array, top_k: mx.array) -> mx.array:
+def first_ranks(weights: mx.array, ranks: mx.array, top_k: mx.array) -> mx.array:
     """The weights of tokens in order, 0 where top_k cuts them."""
     return mx.where(ranks < top_k, weights, 0.0)
 
 
 @mx.compile
-def _nucleus(weights: mx.array, before: mx.array, whole: mx.array, top_p: mx.array) -> mx.array:
+def nucleus(weights: mx.array, before: mx.array, whole: mx.array, top_p: mx.array) -> mx.array:
     """The weights of tokens in order, infinite where the tokens before hold top_p or more. A token
     that weighs as much as the smallest stays as well."""
     return mx.where(before < top_p * whole, weights, math.inf)
@@ -490,6 +441,6 @@ def _keys_inside(
     weights = proposed.weights
     is_bound_inside = above / nucleus.whole < nucleus.top_p
     is_inside = mx.where(is_bound_inside, weights >= bound, weights > bound)
-    tokens = _token_ids(proposed.strip, proposed.column, n_columns, last_token)
+    tokens = token_ids(proposed.strip, proposed.column, n_columns, last_token)
     keys = slots.astype(mx.int64) * 2**32 + tokens.astype(mx.int64)
     return mx.where(is_inside | (slots == slots.size - 1), keys, 2**62)

@@ -13,8 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.step import Masks, Sampling
-from engine.mlx_backend.sampling.draws import Kind, kind_of
+from engine.mlx_backend.sampling.draws import (
+    ALL_TOKENS,
+    GREEDY_BELOW,
+    Greedy,
+    Inverse,
+    Kind,
+    TopK,
+    TopP,
+)
 from engine.mlx_backend.sampling.dry import DryState
+from engine.mlx_backend.sampling.xtc import ExcludeTop, SortedExcludeTop
 from engine.values.request import SamplingParams
 
 PENALTIES_OFF = (1.0, 0.0, 0.0)
@@ -267,3 +276,17 @@ def _unchanged(n_tokens: int) -> npt.NDArray[np.float32]:
     values = np.zeros((3, n_tokens), dtype=np.float32)
     values[_DIVISOR] = 1.0
     return values
+
+
+def kind_of(params: SamplingParams) -> Kind:
+    """How a row with such parameters gets its token; rows of one kind go together."""
+    if params.temperature < GREEDY_BELOW or params.top_p == 0:
+        return Greedy()
+    if params.xtc is not None and params.xtc.probability > 0:
+        if params.top_k <= 0 and params.top_p >= 1:
+            return ExcludeTop(params.xtc.protected)
+        most = TopK.of(params.top_k).most if params.top_k > 0 else ALL_TOKENS
+        return SortedExcludeTop(most, params.xtc.protected)
+    if params.top_k > 0:
+        return TopK.of(params.top_k)
+    return Inverse() if params.top_p >= 1 else TopP.of(params.top_p, params.min_p > 0)

@@ -10,10 +10,9 @@ import numpy as np
 
 from engine.core.step import Masks, SampledToken
 from engine.mlx_backend.exponential import LOWEST_SCORE, softmax_weights
-from engine.mlx_backend.sampling.draws import Draw, Kind, draw
+from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from engine.mlx_backend.sampling.edits import SamplingRow, edit_tokens, keep_allowed
 from engine.mlx_backend.sampling.maxima import Maxima, strips_of, total_of
-from engine.mlx_backend.sampling.params import DrawParams
 from engine.values.output import TokenLogprob
 
 
