@@ -37,11 +37,8 @@ log = logging.getLogger("rootstock.dialects")
 
 
 def wire_json(body: BaseModel) -> bytes:
-    """The body as it is: it was built from typed values, so nothing validates it again.
-
-    Keys that were not set are left out; nulls that were set are sent.
-    """
-    return body.model_dump_json(exclude_unset=True).encode()
+    """The body as it is: it was built from typed values, so nothing validates it again."""
+    return body.model_dump_json().encode()
 
 
 class StreamWriter(ABC):
