@@ -55,7 +55,7 @@ from server.generation.tools import (
     ToolCall,
     ToolChoice,
 )
-from server.http.stream import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
+from server.http.stream import EVENT_STREAM, KEEP_ALIVE, escape_line_ends, sse_data
 from server.json_model import NULL, ByType, ReadAs, RequestModel, any_of, present
 
 
@@ -288,7 +288,7 @@ class ChunkWriter(StreamWriter):
 
     def chunk(self, choice: bytes) -> bytes:
         """The event of a chunk with this choice, as JSON."""
-        return b'%b"choices":[%b]%b' % (self._head, one_line(choice), self._tail)
+        return b'%b"choices":[%b]%b' % (self._head, escape_line_ends(choice), self._tail)
 
     def keep_alive(self) -> bytes:
         return KEEP_ALIVE

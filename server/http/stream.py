@@ -34,7 +34,7 @@ Python's `str.splitlines` and so httpx does. Each with its JSON escape.
 log = logging.getLogger("rootstock.stream")
 
 
-def one_line(json: bytes) -> bytes:
+def escape_line_ends(json: bytes) -> bytes:
     """The JSON text without characters that could be taken for the end of a line.
 
     They can only stand in strings, where an escape means the same.
@@ -46,7 +46,7 @@ def one_line(json: bytes) -> bytes:
 
 def sse_data(data: bytes) -> bytes:
     """An event without a name. The data is JSON, or text of ASCII, without line breaks."""
-    return b"data: %b\n\n" % one_line(data)
+    return b"data: %b\n\n" % escape_line_ends(data)
 
 
 def sse_event(name: str, data: bytes) -> bytes:
@@ -56,7 +56,7 @@ def sse_event(name: str, data: bytes) -> bytes:
 
 def json_line(json: bytes) -> bytes:
     """A line of an NDJSON stream. The JSON is without line breaks."""
-    return one_line(json) + b"\n"
+    return escape_line_ends(json) + b"\n"
 
 
 Fill: TypeAlias = Callable[["DeferredStream"], Awaitable[None]]

@@ -28,9 +28,9 @@ from server.terminal.client import (
     EventStream,
     fetch,
     http_client,
-    one_line,
     open_response,
     parse_url,
+    shortened,
 )
 from server.terminal.console import NotFound, NotLoaded, TerminalError, printable
 
@@ -175,7 +175,7 @@ def _parse(model: type[AnswerT], content: bytes) -> AnswerT:
     try:
         return TypeAdapter(model).validate_json(content)
     except ValidationError:
-        raise TerminalError(f"not an answer of a Rootstock daemon: {one_line(content)}") from None
+        raise TerminalError(f"not an answer of a Rootstock daemon: {shortened(content)}") from None
 
 
 @contextmanager

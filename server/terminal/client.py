@@ -396,7 +396,7 @@ def parse_chunk(data: bytes) -> Chunk:
     try:
         chunk = Chunk.model_validate_json(data)
     except ValidationError:
-        raise TerminalError(f"not a chunk of a chat completion: {one_line(data)}") from None
+        raise TerminalError(f"not a chunk of a chat completion: {shortened(data)}") from None
     if chunk.error is not None:
         raise TerminalError(error_message(data))
     return chunk
@@ -407,7 +407,7 @@ def parse_models(body: bytes) -> list[ServedModel]:
     try:
         return _ModelList.model_validate_json(body).data
     except ValidationError:
-        raise TerminalError(f"not a list of models: {one_line(body)}") from None
+        raise TerminalError(f"not a list of models: {shortened(body)}") from None
 
 
 def error_message(body: bytes) -> str:
@@ -419,12 +419,12 @@ def error_message(body: bytes) -> str:
             | {"message": str(message)}
             | {"detail": str(message)}
         ):
-            return one_line(message.encode(errors="replace"))
+            return shortened(message.encode(errors="replace"))
         case _:
-            return one_line(body)
+            return shortened(body)
 
 
-def one_line(text: bytes) -> str:
+def shortened(text: bytes) -> str:
     """The text's beginning, with its line breaks and indents as spaces."""
     line = " ".join(text.decode(errors="replace").split())
     return line if len(line) <= MAX_ERROR_CHARACTERS else line[:MAX_ERROR_CHARACTERS] + "…"
