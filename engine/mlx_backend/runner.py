@@ -38,18 +38,20 @@ from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
 from engine.mlx_backend.verify import RowDraws, StepDraws, rows_of
 from engine.values.output import TokenLogprob
-from kvstore.ops import CopyBlock, When
+from kvstore.ops import CopyBlock, FillBlock, When
 
 
 @dataclass(frozen=True, slots=True)
 class PendingForward:
     """A forward that has been built and not launched: the arrays to evaluate.
 
-    `first_layer`: those of its first layer, which may be launched ahead of the others.
+    `first_layer`: those of its first layer, which may be launched ahead of the others. `read`: of
+    blocks that are copied before it; each list is computed before the next one is launched.
     """
 
     arrays: list[mx.array]
     first_layer: list[mx.array] = field(default_factory=list)
+    read: list[list[mx.array]] = field(default_factory=list)
 
 
 class Launch(Enum):
@@ -78,15 +80,25 @@ class Launch(Enum):
         if self is Launch.WHEN_IDLE:
             self.finish(forwards)
         elif (first := next(forwards, None)) is not None:
+            for read in first.read:
+                mx.eval(read)
             mx.async_eval(first.first_layer)
             return chain([PendingForward(first.arrays)], forwards)
         return forwards
+
+    def defer(self, forwards: Iterator[PendingForward]) -> Iterator[PendingForward]:
+        """Build what `begin` would, and launch nothing while something is in flight."""
+        if self is Launch.WHEN_IDLE or (first := next(forwards, None)) is None:
+            return forwards
+        return chain([first], forwards)
 
     def finish(self, forwards: Iterator[PendingForward]) -> None:
         """Launch the forwards that are left. Returns while the device computes."""
         for forward in forwards:
             if self is Launch.WHEN_IDLE:
                 mx.synchronize()
+            for read in forward.read:
+                mx.eval(read)
             mx.async_eval(forward.arrays)
 
 
@@ -112,6 +124,7 @@ class _SubmittedStep:
     pooled: list[PendingVectors] = field(default_factory=list)
     reads: PendingReads | None = None
     awaited: list[mx.array] = field(default_factory=list)
+    read: list[list[mx.array]] = field(default_factory=list)  # of copied blocks, for a forward
     is_compiled: bool = False
 
     def pending(
@@ -119,7 +132,8 @@ class _SubmittedStep:
     ) -> PendingForward:
         """A forward of this step, to be launched."""
         self.awaited += arrays
-        return PendingForward(arrays, list(first_layer))
+        read, self.read = self.read, []
+        return PendingForward(arrays, list(first_layer), read)
 
 
 class MlxRunner:
@@ -158,16 +172,17 @@ class MlxRunner:
         try:
             if not self._storage.has_room_for(plan):
                 self._grow()
-            if any(step.reads is not None for step in self._in_flight):
-                mx.synchronize()  # reads refer to the arenas' arrays: a write would copy these
             step = _SubmittedStep(plan.rows)
-            step.unlaunched = self._build_forwards(step, plan)
-            copies = any(isinstance(op, CopyBlock) for op in plan.ops_at(When.FIRST))
-            if not (copies and self._in_flight):
-                with self._computing(step):
-                    step.unlaunched = self._launch.begin(step.unlaunched)
-            # Else a copy would wait here for the step in flight, whose tokens would be late. All of
-            # this step is built and launched in `launch`, when that one is collected.
+            forwards = self._build_forwards(step, plan)
+            # Copies and fills write planes that what is in flight may still read, and so does each
+            # step after one that reads for the disk: MLX would copy these planes.
+            changes = (isinstance(op, CopyBlock | FillBlock) for op in plan.ops_at(When.FIRST))
+            is_deferred = any(each.reads is not None for each in self._in_flight) or any(changes)
+            with self._computing(step):
+                if is_deferred and self._in_flight:
+                    step.unlaunched = self._launch.defer(forwards)
+                else:
+                    step.unlaunched = self._launch.begin(forwards)
             self._in_flight.append(step)
         except Exception:
             self._settle()
@@ -261,13 +276,15 @@ class MlxRunner:
     def _build_forwards(self, step: _SubmittedStep, plan: StepPlan) -> Iterator[PendingForward]:
         """All forwards of the step, each to be launched before the next is built."""
         try:
-            self._storage.execute(plan.ops_at(When.FIRST))
+            step.read = self._storage.execute(plan.ops_at(When.FIRST))
         finally:  # or a later `RollBackState`, for this step, would undo the step before
             self._storage.states.begin_step()
         if (decoded := self._decode(step, plan)) is not None:
             yield decoded
         else:
             yield from self._build_eager_forwards(step, plan)
+        if plan.ops and not step.awaited:  # no forward, which would write what they do
+            yield step.pending(self._storage.fences())
         self._storage.execute(plan.ops_at(When.LAST))
         if saved := self._storage.states.unevaluated():
             yield step.pending(saved)

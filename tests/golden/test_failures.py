@@ -171,12 +171,17 @@ def test_a_step_that_fails_before_its_forwards_rolls_back_no_earlier_one(
     runner.launch()
     runner.draw(NO_STEP_MASKS)
     ops = CopyBlock(BlockId(1), BlockId(2), 1), CopyState(SlotId(states.n_slots), slot)
-    # The copy of a block keeps `submit` from building any of the step.
-    runner.submit(StepPlan(rows=[Decode(name)], ops=[(When.FIRST, op) for op in ops]))
-    runner.collect()
-    before = states.read([slot])
+    failing = StepPlan(rows=[Decode(name)], ops=[(When.FIRST, op) for op in ops])
     with pytest.raises(IndexError):
-        runner.launch()
+        _submit_next(runner, failing)
+    before = states.read([slot])
     states.execute(RollBackState(slot))
     for found, expected in zip(states.read([slot]), before, strict=True):
         assert mx.array_equal(found, expected)
+
+
+def _submit_next(runner: MlxRunner, plan: StepPlan) -> None:
+    """It fails at once where it is built ahead, else when it is launched."""
+    runner.submit(plan)
+    runner.collect()
+    runner.launch()

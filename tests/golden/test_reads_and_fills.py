@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
@@ -22,6 +23,7 @@ from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams
 from kvstore.ops import (
+    CopyBlock,
     FillBlock,
     FillState,
     Parts,
@@ -186,3 +188,103 @@ def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
     pools = [model.storage.full, *model.storage.windows]
     pool_bytes = min(arena.layers[0].planes[0].nbytes for arena in pools)
     assert mx.get_peak_memory() - before < pool_bytes / 2
+
+
+class Noted:
+    """A function that notes its calls."""
+
+    def __init__(self, notes: list[str], name: str, function: Callable[..., object]) -> None:
+        self._notes = notes
+        self._name = name
+        self._function = function
+
+    def __call__(self, *given: object) -> object:
+        self._notes.append(self._name)
+        return self._function(*given)
+
+
+def copies_and_fills(
+    runner: MlxRunner, groups: Sequence[int | None], names: Sequence[SequenceId]
+) -> tuple[list[StepOp], Parts, list[ReadBlock]]:
+    """Begins the sequences. Returns ops that copy the first one's first block along a chain and
+    fill it in elsewhere, its parts, and reads of it and of where it is then.
+    """
+    enter = [BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names]
+    tables = [
+        (name, TablePatch(group, 0, tuple(range(100 * name, 100 * name + 100))))
+        for name in names
+        for group in groups
+    ]
+    rows: list[Row] = [
+        Prefill(name, 0, tuple(random_tokens(40, name)), samples=True) for name in names
+    ]
+    chain = [BlockId(block) for block in (0, 1_000, 1_001, 1_002)]
+    copies: list[StepOp] = [
+        (When.FIRST, CopyBlock(source, target, BLOCK_SIZE, group))
+        for group in groups
+        for source, target in pairwise(chain)
+    ]
+    places = [
+        ReadBlock(block, BLOCK_SIZE, (SlotId(block),) * (len(groups) - 1))
+        for block in (*chain, BlockId(1_003))
+    ]
+    first = StepPlan(enter=enter, patches=tables, rows=rows, ops=reading(places[:1]))
+    [parts] = compute(runner, first).read
+    return [*copies, *fills(places[-1:], [parts])], parts, places
+
+
+def run_beside(
+    runner: MlxRunner, launch: Launch, notes: list[str], ops: Sequence[StepOp], n_steps: int
+) -> None:
+    """Steps with and without the ops, each submitted before the last is collected."""
+    first, *others = (SequenceId(i) for i in range(4))
+    runner.submit(StepPlan(rows=list(map(Decode, (first, *others)))))
+    for step in range(n_steps):
+        runner.launch()
+        runner.draw(NO_STEP_MASKS)
+        prefill = Prefill(first, 100 + 30 * step, tuple(random_tokens(30, step)))
+        notes.clear()
+        runner.submit(StepPlan(ops=ops if step % 3 else (), rows=[*map(Decode, others), prefill]))
+        if launch is Launch.AHEAD:
+            assert "forward" in notes
+        if launch is Launch.AHEAD or step % 3:
+            assert not {"eval", "synchronize"} & set(notes)
+        runner.collect()
+    runner.launch()
+    runner.draw(NO_STEP_MASKS)
+    runner.collect()
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_k8v4"])
+def test_copies_and_fills_beside_a_step_in_flight_neither_wait_for_it_nor_copy_an_arena(
+    served_of: Callable[[str], Served],
+    family: str,
+    attention: str,
+    launch: Launch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a fork does, a hit of a partly filled block, and a load from disk. The step's forward has
+    been built when the one before is collected, except where none is built ahead.
+    """
+    room = Room(n_blocks=20_000, block_size=BLOCK_SIZE, spare=2_000)
+    model = cached_model(served_of(family), ATTENTION[attention](), room)
+    runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch)
+    groups = [None, *range(len(model.storage.windows))]
+    names = [SequenceId(i) for i in range(4)]
+    ops, parts, places = copies_and_fills(runner, groups, names)
+    notes = list[str]()
+    for name in ("eval", "synchronize"):
+        monkeypatch.setattr(mx, name, Noted(notes, name, getattr(mx, name)))
+    monkeypatch.setattr(model, "forward", Noted(notes, "forward", model.forward))
+    run_beside(runner, launch, notes, ops, 4)  # what is allocated once has been
+    mx.synchronize()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    run_beside(runner, launch, notes, ops, 12)
+    pools = [model.storage.full, *model.storage.windows]
+    pool_bytes = min(arena.layers[0].planes[0].nbytes for arena in pools)
+    assert mx.get_peak_memory() - before < pool_bytes / 2
+    alone = StepPlan(ops=(*ops, *reading(places)))
+    assert compute(runner, alone).read == (parts,) * len(places)

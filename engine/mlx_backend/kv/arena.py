@@ -314,23 +314,26 @@ class Arena:
         if not 0 <= block < self.n_blocks:
             raise ArenaError(f"block {block} is not one of the arena's {self.n_blocks}")
 
-    def copy(self, ops: Iterable[CopyBlock]) -> None:
-        """Execute the ops as if one after another.
+    def copy(self, ops: Iterable[CopyBlock]) -> list[list[mx.array]]:
+        """Build the ops, to be computed as if one after another.
 
-        Raises ArenaError, before anything is copied, when an op names an unknown block.
+        Returns what must have been computed, one list after another, before the planes are: a read
+        under way holds a plane, and the write that follows would copy all of it. Raises ArenaError,
+        before anything is built, when an op names an unknown block.
         """
         batches = independent_copies(ops)
         for op in (op for batch in batches for op in batch):
             self.check(op.source)
             self.check(op.target)
+        read = list[list[mx.array]]()
         for batch in batches:
             contents = self.contents([op.source for op in batch], [op.n_tokens for op in batch])
-            # A read that is still under way holds the plane, and the write would copy all of it.
-            mx.eval(contents)
+            read.append([array for arrays in contents for array in arrays])
             for layer, arrays in zip(self.layers, contents, strict=True):
                 for index, op in enumerate(batch):
                     own = [array[index : index + 1] for array in arrays]
                     layer.put_blocks(self.place(op.target), *own)
+        return read
 
     def clear(self, blocks: mx.array) -> None:
         """Zero whole blocks, `[blocks]`."""

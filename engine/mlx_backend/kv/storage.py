@@ -74,8 +74,7 @@ class PendingTransfer:
 
 
 def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes | memoryview]) -> None:
-    """Overwrite whole blocks. The bytes are copied to the device while it computes; then this waits
-    until the device is idle and the bytes are in place.
+    """Build writes of whole blocks.
 
     Raises ArenaError for an unknown block or another size, before anything is written.
     """
@@ -94,12 +93,10 @@ def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes | memoryview]) ->
         for _, run in groupby(enumerate(sorted(contents)), lambda it: it[1] - it[0])
     ]
     unpacked = [(run[0], _unpack([contents[block] for block in run], shapes)) for run in runs]
-    mx.synchronize()  # what is in flight may refer to the arena's arrays, and they would be copied
     for first, arrays in unpacked:
         remaining = iter(arrays)
         for layer in arena.layers:
             layer.put_blocks(arena.place(first), *islice(remaining, len(layer.shape.parts)))
-    mx.eval(arena.planes())  # now: evaluated and still on their way they would be copied, too
 
 
 def _unpack(contents: Sequence[bytes | memoryview], shapes: Sequence[ArrayShape]) -> list[mx.array]:
@@ -263,11 +260,13 @@ class Storage:
         """
         self.full.grow(self._last_block + 1)
 
-    def execute(self, ops: Iterable[StorageOp]) -> None:
-        """Execute each group's ops one after another; groups do not depend on each other.
+    def execute(self, ops: Iterable[StorageOp]) -> list[list[mx.array]]:
+        """Build each group's ops, one after another; groups do not depend on each other.
 
-        Raises ArenaError or IndexError for an unknown block or state, and for bytes of the wrong
-        size.
+        Where blocks are copied or filled, nothing that refers to the arenas may be in flight when
+        the arenas are computed, or MLX would copy all of them. Returns what must have been computed
+        before, one list after another (`Arena.copy`). Raises ArenaError or IndexError for an
+        unknown block or state, and for bytes of the wrong size.
         """
         by_arena: dict[Arena, list[CopyBlock | FillBlock]] = {}
         for op in ops:
@@ -279,12 +278,14 @@ class Storage:
                     self.states.write([slot], _unpack([data], self.states.saved_shapes))
                 case ResetState() | CopyState() | RoundState() | RollBackState():
                     self.states.execute(op)
+        read = list[list[mx.array]]()
         for arena, changes in by_arena.items():
             for _, run in groupby(changes, type):
                 alike = list(run)
-                arena.copy(op for op in alike if isinstance(op, CopyBlock))
+                read += arena.copy(op for op in alike if isinstance(op, CopyBlock))
                 fills = {op.block: op.data for op in alike if isinstance(op, FillBlock)}
                 fill_blocks(arena, fills)
+        return read
 
     def read(self, reads: Sequence[ReadBlock]) -> PendingReads:
         """Begin to read blocks, windows and states as they are now.
@@ -304,6 +305,11 @@ class Storage:
         found = self.states.read_saved(list(states.values())) if states else []
         transfers.append(PendingTransfer(list(states), found))
         return PendingReads(len(reads), transfers)
+
+    def fences(self) -> list[mx.array]:
+        """Evaluating these completes all writes of blocks made so far (`LayerArena.fences`)."""
+        layers = (layer for arena in (self.full, *self.windows) for layer in arena.layers)
+        return [fence for layer in layers for fence in layer.fences()]
 
     def arrays(self) -> list[mx.array]:
         """All that a forward may have written, to be evaluated at once and not kept."""

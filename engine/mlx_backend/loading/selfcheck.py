@@ -335,7 +335,8 @@ def logits_through_storage(
             spans.append(table.span(chunk.start, n_tokens, index, len(token_ids), chunk.n_read))
             token_ids += rows[chunk.row].tokens[chunk.start : chunk.stop]
         ops = store.take_ops()
-        storage.execute(_at(ops, When.FIRST))
+        for copied in storage.execute(_at(ops, When.FIRST)):
+            mx.eval(copied)
         forwards = cached.arrange(spans, _UNBOUNDED)
         logits = dict[int, mx.array]()
         for batch in (*forwards.prompts, *forwards.sampling):
