@@ -33,7 +33,7 @@ from engine.core.step import (
 )
 from engine.mlx_backend import host
 from engine.mlx_backend.assembly import attentions
-from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.blas import load_blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.decode.compiled import CompiledDecode

@@ -25,7 +25,7 @@ from mlx_lm.utils import load_model
 from engine.build import assemble
 from engine.core.inbox import Inbox
 from engine.mlx_backend import assembly
-from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.blas import load_blas
 from engine.mlx_backend.kv.formats import dtype_name
 from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.kv.shape import token_bytes

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.blas import load_blas
 from tests.polling import WAIT_SECONDS
 from tests.profiles import load_profile
 from tests.real_model import index, smollm2  # noqa: F401 - fixtures for every test

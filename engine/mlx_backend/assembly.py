@@ -11,7 +11,7 @@ import mlx.core as mx
 from engine.api import ModelError, Report, one_line
 from engine.core.step import Backend
 from engine.mlx_backend import host
-from engine.mlx_backend.cpu.blas import Blas
+from engine.mlx_backend.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.choice import DecodePath, compute_draws
 from engine.mlx_backend.kv.formats import dtype_name

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from engine.api import ModelError, one_line
-from engine.mlx_backend.cpu.blas import Blas, has_cuda_package, install_command, load_blas
+from engine.mlx_backend.blas import Blas, has_cuda_package, install_command, load_blas
 
 MAX_ELEMENTS = "MLX_MAX_MB_PER_BUFFER"
 """The environment variable that limits the elements of arrays that one command buffer of Metal, or

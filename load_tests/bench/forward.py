@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.blas import load_blas
 from engine.values.settings import EngineConfig
 from load_tests.checkpoint import checkpoint
 from load_tests.conditions import observe

@@ -19,7 +19,7 @@ import typer
 from mlx_lm.utils import load_tokenizer
 from rich.console import Console
 
-from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.blas import load_blas
 from engine.mlx_backend.loading.format_check import TEXT, compare
 from engine.values.settings import EngineConfig, KVFormat
 from load_tests.checkpoint import checkpoint

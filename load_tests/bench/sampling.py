@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.blas import load_blas
 from engine.values.tokens import pack
 
 load_blas()

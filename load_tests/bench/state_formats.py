@@ -9,7 +9,7 @@ from dataclasses import replace
 import typer
 from rich.console import Console
 
-from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.blas import load_blas
 from engine.values.settings import EngineConfig, StateFormat
 from load_tests.bench.kv_formats import ask_in_turn
 from load_tests.checkpoint import checkpoint

@@ -9,7 +9,7 @@ find the first ones' prefix cached, and a burst that comes in whole finds nothin
 import sys
 from http.server import ThreadingHTTPServer
 
-from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.blas import load_blas
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ PREFIX is where Rootstock's own environment lies, which may have a BLAS. vllm-ml
 import sys
 from pathlib import Path
 
-from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.blas import load_blas
 
 
 def main() -> None:

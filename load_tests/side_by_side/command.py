@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.blas import load_blas
 from load_tests.checkpoint import served_checkpoint
 from load_tests.conditions import observe
 from load_tests.peers.catalogue import Peer, foreign_versions, mlx_lm, rootstock, vllm_mlx

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Annotated, TypeAlias
 
-from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.blas import load_blas
 from engine.values.tokens import pack
 
 load_blas()

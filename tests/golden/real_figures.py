@@ -11,7 +11,7 @@ answers that are the same when all is sent again, with its prompt and its first 
 from collections.abc import Sequence
 from typing import Annotated
 
-from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.blas import load_blas
 
 load_blas()
 

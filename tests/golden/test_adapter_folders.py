@@ -10,7 +10,7 @@ import pytest
 
 from engine.api import ModelError
 from engine.mlx_backend.assembly import describe
-from engine.mlx_backend.cpu.blas import Blas
+from engine.mlx_backend.blas import Blas
 from engine.mlx_backend.loading.adapter_files import CONFIG, WEIGHTS
 from engine.mlx_backend.loading.loader import open_model
 from engine.values.settings import AdapterConfig, EngineConfig

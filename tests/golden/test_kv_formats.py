@@ -8,7 +8,7 @@ import pytest
 
 from engine.api import ModelError
 from engine.mlx_backend.assembly import describe, open_configured
-from engine.mlx_backend.cpu.blas import Blas
+from engine.mlx_backend.blas import Blas
 from engine.mlx_backend.kv.formats import Codec
 from engine.mlx_backend.kv.states import StateArena
 from engine.mlx_backend.kv.storage import Storage

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.mlx_backend.cpu.blas import (
+from engine.mlx_backend.blas import (
     FASTER,
     GET_MKL,
     GET_OPENBLAS,
@@ -157,7 +157,7 @@ def test_mkl_is_not_advised_where_there_is_none(tmp_path: Path) -> None:
 PRODUCT = """
 import os, platform, sys
 from pathlib import Path
-from engine.mlx_backend.cpu import blas
+from engine.mlx_backend import blas
 found = {load}
 import mlx.core as mx
 ones = mx.ones((512, 512))

@@ -6,8 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.mlx_backend.exponential import LOWEST_SCORE, softmax_exp, softmax_weights
+from engine.mlx_backend.cpu.exponential import softmax_exp
 from engine.mlx_backend.sampling.sampler import as_list
+from engine.mlx_backend.sampling.weights import LOWEST_SCORE, softmax_weights
 
 
 def test_softmax_exp_is_exp_where_a_softmax_looks() -> None:

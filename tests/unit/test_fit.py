@@ -15,7 +15,7 @@ from pydantic import ByteSize, TypeAdapter
 
 from engine.api import ModelError
 from engine.mlx_backend import assembly, host
-from engine.mlx_backend.cpu.blas import Blas
+from engine.mlx_backend.blas import Blas
 from engine.mlx_backend.host import FusedAttention, Machine
 from engine.mlx_backend.kv.layout import KVCacheSpec, Layout
 from engine.mlx_backend.kv.shape import LayerShape

@@ -16,9 +16,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from engine.mlx_backend.cpu.exponential import softmax_exp
 from engine.mlx_backend.cpu.products import key_products, value_sums
 from engine.mlx_backend.cpu.tiles import HIDDEN, PartialAttention, TilePlan
-from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.kv.shape import Heads
 from engine.mlx_backend.model.batching import group_by_length

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import mlx.core as mx
 
-from engine.mlx_backend.exponential import softmax_exp
+from engine.mlx_backend.cpu.exponential import softmax_exp
 from engine.mlx_backend.kv.arena import LayerArena
 from engine.mlx_backend.model.rows import RowGroup, table_width
 from engine.mlx_backend.model.views import BlockAttention

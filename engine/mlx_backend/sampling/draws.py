@@ -19,8 +19,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.mlx_backend.exponential import LOWEST_SCORE, softmax_weights
 from engine.mlx_backend.sampling.maxima import BLOCK_TOKENS, Maxima, indices, strips_of, total_of
+from engine.mlx_backend.sampling.weights import LOWEST_SCORE, softmax_weights
 from engine.values.request import SamplingParams
 
 GREEDY_BELOW = 1e-5

@@ -9,10 +9,10 @@ import mlx.core as mx
 import numpy as np
 
 from engine.core.step import Masks, SampledToken
-from engine.mlx_backend.exponential import LOWEST_SCORE, softmax_weights
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from engine.mlx_backend.sampling.edits import SamplingRow, edit_tokens, keep_allowed
 from engine.mlx_backend.sampling.maxima import Maxima, strips_of, total_of
+from engine.mlx_backend.sampling.weights import LOWEST_SCORE, softmax_weights
 from engine.values.output import TokenLogprob
 
 
