@@ -10,7 +10,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from server.parsing.json_schema import (
@@ -118,6 +118,8 @@ def _values(lark: Lark, function: Function, tags: Tags, schema: Any) -> Iterator
                 is_text = isinstance(value, str)
                 text = lark.text(value) if is_text else lark.json({"const": value}, {}, strict=True)
                 yield kind(value), f"{text} {close}"
+                if value is None or isinstance(value, bool):
+                    yield from _words(lark, tags, [json.dumps(value)], close)
             continue
         for name in sorted(kinds(branch, root) or KINDS):
             if name == "string":
@@ -125,6 +127,18 @@ def _values(lark: Lark, function: Function, tags: Tags, schema: Any) -> Iterator
             else:
                 only = {**branch, "type": name}
                 yield name, f"{lark.json(only, root, strict=function.strict)} {close}"
+                if set(branch) <= _ANNOTATIONS | {"type"}:
+                    yield from _words(lark, tags, _WORDS_OF.get(name, ()), close)
+
+
+_WORDS_OF = {"null": ("null",), "boolean": ("true", "false")}
+
+
+def _words(lark: Lark, tags: Tags, words: Sequence[str], close: str) -> Iterator[tuple[str, str]]:
+    """JSON's words as the family's template writes them, where that differs."""
+    for word in words:
+        if word in tags.words:
+            yield kind(json.loads(word)), f"{lark.text(tags.words[word])} {close}"
 
 
 def _strings(lark: Lark, function: Function, tags: Tags, schema: Schema) -> Iterator[str]:
@@ -234,19 +248,22 @@ _KEY = re.compile(r"[^\s,:=<>\"'()\[\]{}](?:[^,:=<>\"'()\[\]{}]*[^\s,:=<>\"'()\[
 
 
 def keyword_call(lark: Lark, function: Function) -> str:
-    """`name(key=value, other=value)`. Values are JSON, which Python nearly is."""
+    """`name(key=value, other=value)`. Values are Python's literals, or JSON."""
     _check_exact(function)
-    members = _any_members(lark, function.parameters, "=", ", ", _json(lark, function))
+    values = _Python(lark, _json(lark, function))
+    members = _any_members(lark, function.parameters, "=", ", ", values.value)
     return f"{lark.text(function.name + '(')} {members} {lark.text(')')}"
 
 
 def braced_call(quote: str) -> WriteCall:
-    """`name{key:value,other:value}`, strings between the quotes."""
+    """`name{key:value,other:value}`, strings between the quotes, and keys in the alphabet's order,
+    in which the templates put them.
+    """
 
     def call(lark: Lark, function: Function) -> str:
         values = _Braces(lark, _json(lark, function), quote)
         _check_exact(function)
-        members = _any_members(lark, function.parameters, ":", ",", values.value)
+        members = values.members(function.parameters)
         return f"{lark.text(function.name + '{')} {members} {lark.text('}')}"
 
     return call
@@ -259,6 +276,50 @@ def _json(lark: Lark, function: Function) -> Value:
         return lark.json(schema, function.parameters, strict=function.strict)
 
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Python:
+    """Values as Python writes them; where it has another form than JSON, either of them."""
+
+    lark: Lark
+    json: Value
+
+    def value(self, schema: Schema) -> str:
+        """See Value."""
+        keywords, kind = set(schema), schema.get("type")
+        if branches := _stated_branches(schema):
+            return self.lark.any_of([self.value(branch) for branch in branches])
+        if kind == "array" and keywords <= _LIST and "items" in schema:
+            item = self.value(_schema(schema["items"]))
+            return self.lark.rule(_list(item, ", "))
+        forms = [self.json(schema)]
+        if kind == "string" and keywords <= _ANNOTATIONS | {"type"}:
+            forms.append(_SINGLE_QUOTED)
+        elif keywords <= _TEXT:
+            forms += [f'"{word}"' for word in _python_words(schema)]
+        return self.lark.any_of(forms)
+
+
+_SINGLE_QUOTED = r"""/'(?:[^'\\\n]|\\['"\\ntr])*'/"""
+
+
+def _python_words(schema: Schema) -> Sequence[str]:
+    """Python's words for the values of a schema that are no numbers and no text."""
+    kinds = schema.get("type")
+    if "const" in schema or "enum" in schema:
+        return [
+            str(value) for value in _constants(schema) if value is None or isinstance(value, bool)
+        ]
+    return {"null": ["None"], "boolean": ["True", "False"]}.get(str(kinds), [])
+
+
+def _list(item: str, comma: str = ",") -> str:
+    return f'"[" ({item} ("{comma}" {item})*)? "]"'
+
+
+_NUMBER = r"/-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/"
+_BARE_KEY = r"/[^\s,:=<>\"'()\[\]{}\/]{1,64}/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,40 +336,85 @@ class _Braces:
         own = self._own(schema) if self.depth < _MOST_WRITTEN_DEPTH else ""
         return own or self.json(schema)
 
+    def members(self, schema: Schema) -> str:
+        """Keys and values of an object."""
+        inner = _Braces(self.lark, self.json, self.quote, self.depth + 1)
+        return _any_members(self.lark, schema, ":", ",", inner.value, order=str.lower)
+
     def _own(self, schema: Schema) -> str:
         """An expression in the notation, or "" where there is none for the schema."""
         inner = _Braces(self.lark, self.json, self.quote, self.depth + 1)
-        keywords, kind = set(schema), schema.get("type")
-        if branches := _stated_branches(schema):
-            return self.lark.any_of([inner.value(branch) for branch in branches])
-        if kind == "string" and keywords <= _TEXT:
-            return self._string(schema)
-        if kind == "array" and keywords <= _LIST:
-            item = inner.value(_schema(schema.get("items", {})))
-            return self.lark.rule(f'"[" ({item} ("," {item})*)? "]"')
-        if kind == "object" and keywords <= _OBJECT and "properties" in schema:
-            members = _any_members(self.lark, schema, ":", ",", inner.value)
-            return self.lark.rule(f'"{{" {members} "}}"')
-        return ""
+        keywords, own = set(schema), ""
+        if keywords <= _ANNOTATIONS:
+            own = self.lark.any_of([self._anything(), self.json(schema)])
+        elif branches := _stated_branches(schema):
+            own = self.lark.any_of([inner.value(branch) for branch in branches])
+        elif keywords <= _TEXT and "None" in _python_words(schema):
+            own = self.lark.any_of([self.json(schema), '"None"'])
+        else:
+            match schema.get("type"):
+                case "string" if keywords <= _TEXT:
+                    own = self._string(schema)
+                case "array" if keywords <= _LIST:
+                    own = self.lark.rule(_list(inner.value(_schema(schema.get("items", {})))))
+                case "object" if keywords <= _ANNOTATIONS | {"type"}:
+                    own = self.lark.rule(self._object(self._anything()))
+                case "object" if keywords <= _OBJECT and "properties" in schema:
+                    own = self.lark.rule(f'"{{" {self.members(schema)} "}}"')
+        return own
+
+    def _anything(self) -> str:
+        """Any value."""
+
+        def expression(name: str) -> str:
+            text, number = self._text(), self.lark.terminal(_NUMBER)
+            words = '"true" | "false" | "null" | "None"'
+            return f"{text} | {number} | {words} | {_list(name)} | {self._object(name)}"
+
+        return self.lark.recursive(expression)
+
+    def _object(self, value: str) -> str:
+        """An object of any keys, with these values."""
+        pair = f'({self.lark.terminal(_BARE_KEY)} | {self._text()}) ":" {value}'
+        return f'"{{" ({pair} ("," {pair})*)? "}}"'
+
+    def _text(self) -> str:
+        return f"{self.lark.text(self.quote)} {self.lark.text_before(self.quote)}"
 
     def _string(self, schema: Schema) -> str:
         quote = self.lark.text(self.quote)
         texts = [schema["const"]] if "const" in schema else keyword(schema, "enum", list)
         if texts is None:
-            return f"{quote} {self.lark.text_before(self.quote)}"
+            return self._text()
         if not all(isinstance(text, str) and self.quote not in text for text in texts):
             return ""
         return self.lark.any_of([f"{quote} {self.lark.text(text)} {quote}" for text in texts])
 
 
-def _any_members(lark: Lark, schema: Schema, assign: str, comma: str, value: Value) -> str:
-    """Keys and values of one of the schema's shapes."""
-    of_shapes = [_members(lark, shape, assign, comma, value) for shape in _shapes(schema)]
+def _any_members(
+    lark: Lark,
+    schema: Schema,
+    assign: str,
+    comma: str,
+    value: Value,
+    order: Callable[[str], str] | None = None,
+) -> str:
+    """Keys and values of one of the schema's shapes, sorted by the `order` of the keys or, without
+    one, as they are declared.
+    """
+    found = _shapes(schema)
+    if order is not None:
+        found = [replace(shape, declared=_sorted(shape.declared, order)) for shape in found]
+    of_shapes = [_members(lark, shape, assign, comma, value) for shape in found]
     return of_shapes[0] if len(of_shapes) == 1 else lark.any_of([one or '""' for one in of_shapes])
 
 
+def _sorted(declared: Mapping[str, Any], order: Callable[[str], str]) -> Mapping[str, Any]:
+    return {name: declared[name] for name in sorted(declared, key=order)}
+
+
 def _members(lark: Lark, shape: Parameters, assign: str, comma: str, value: Value) -> str:
-    """Keys and values in the order of their declaration; those that are not required, or not."""
+    """Keys and values in their order; those that are not required, or not."""
     needed, members = dict.fromkeys(shape.required), dict(shape.declared)
     # `first` begins with the first member that is written, `further` with a comma.
     first = further = ""

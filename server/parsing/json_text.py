@@ -154,8 +154,9 @@ def _scan(reader: Reader, depth: int, in_string: bool) -> tuple[int, int, bool, 
     return at, depth, in_string, False
 
 
+_NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
-_KNOWN = ("id", "type", "index")  # may come before the name, too
+_KNOWN = ("id", "type", "index", "tool_call_id")  # may come before the name, too
 
 
 def read_object(reader: Reader, calls: Calls) -> Reading[None]:
@@ -180,7 +181,7 @@ def _read_call(reader: Reader, calls: Calls, begin: Callable[[str], CallBegun]) 
     name, early, given = "", "", False  # `early` are arguments that came before the name
     while True:
         key = yield from read_key(reader)
-        if key == "name" and not name:
+        if key in _NAMES and not name:
             name = yield from read_string(reader)
             yield begin(name)
         elif key in _ARGUMENTS and name:

@@ -111,6 +111,13 @@ class Lark:
         """A name for the expression."""
         return self._define("r", f"{attribute}: {expression}")
 
+    def recursive(self, write: Callable[[str], str]) -> str:
+        """A name for the expression that `write` makes, in which the name may stand."""
+        name = "anything"
+        meaning = f": {write(name)}"
+        self._count(meaning)
+        return self._names.setdefault((name, meaning), name)
+
     def terminal(self, expression: str) -> str:
         """A name for the expression of regular expressions, which is matched as one of them."""
         return self._define("T", f": {expression}")

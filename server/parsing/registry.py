@@ -24,8 +24,18 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
 """All that these modules define."""
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    "apriel": ReasoningFormat(
+        "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", around=["[END FINAL RESPONSE]"]
+    ),
+    "cohere_command3": ReasoningFormat(
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        content="<|START_RESPONSE|>",
+        around=["<|END_RESPONSE|>"],
+    ),
     "deepseek_r1": ReasoningFormat("<think>", "</think>"),
     "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
+    "hy_v3": ReasoningFormat("<think:opensource>", "</think:opensource>"),
     "kimi_k3": ReasoningFormat(
         "<|open|>think<|sep|>",
         "<|close|>think<|sep|>",
@@ -69,6 +79,7 @@ _TOOL_SIGNS = (
     _Signs("gemma4", ["<|tool_call>", "<tool_call|>"]),
     _Signs("functiongemma", ["<start_function_call>"]),
     _Signs("longcat", ["<longcat_tool_call>"]),
+    _Signs("hy_v3", ["'<tool_sep{}>'", "':opensource'"]),
     _Signs("glm45", ["</arg_key>\n"]),
     _Signs("glm45", ["</arg_key>\\n"]),
     _Signs("glm47", ["<arg_key>"]),
@@ -81,6 +92,7 @@ _TOOL_SIGNS = (
     _Signs("kimi_k3", ["<|open|>", "<|sep|>"]),
     _Signs("minicpm5", ['<function name="', '<param name="']),
     _Signs("deepseek_v32", ["｜DSML｜", "function_calls>"]),
+    _Signs("deepseek_v4", ["｜DSML｜", "tool_calls>"]),
     _Signs("deepseek_v3", ["<｜tool▁calls▁begin｜>", "```json"]),
     _Signs("deepseek_v31", ["<｜tool▁calls▁begin｜>"]),
     _Signs("mistral_args", ["[TOOL_CALLS]", "[ARGS]"]),
@@ -88,6 +100,16 @@ _TOOL_SIGNS = (
     _Signs("muse_spark", ["<atem:function_calls>"]),
     _Signs("hermes", ["<tool_call>", "</tool_call>", '"name"'], none=["<tool_calls>"]),
     _Signs("hermes", ["<tool_call>", "</tool_call>", '\\"name\\"'], none=["<tool_calls>"]),
+    _Signs("hunyuan_a13b", ["<tool_calls>[", "</tool_calls>"]),
+    _Signs("minimax", ["<tool_calls>\\n", "</tool_calls>"]),
+    _Signs("minimax", ["<tool_calls>\n", "</tool_calls>"]),
+    _Signs("nemotron_json", ["<TOOLCALL>[", "</TOOLCALL>"]),
+    _Signs("granite", ["<|tool_call|>"]),
+    _Signs("phi4_mini_json", ["functools["]),
+    _Signs("cohere_command3", ["<|START_ACTION|>", '"tool_name"']),
+    _Signs("gigachat3", ["<|function_call|>", "<|message_sep|>"]),
+    _Signs("gigachat3", ["<|role_sep|>", "'function call'"]),
+    _Signs("apertus", ["<|tools_prefix|>", "<|tools_suffix|>"]),
     _Signs("pythonic", ["[func_name1("]),
     _Signs("llama3_json", ["<|start_header_id|>", '"parameters": '], none=["<function="]),
     _Signs("llama3_json", ["<|header_start|>", '"parameters": ']),
@@ -103,6 +125,10 @@ _TOKEN_SIGNS = (
 
 _REASONING_SIGNS = (
     _Signs("deepseek_r1", ["<think>", "</think>"]),
+    _Signs("hy_v3", ["'<think{}>'", "':opensource'"]),
+    _Signs("hy_v3", ["<think:opensource>", "</think:opensource>"]),
+    _Signs("cohere_command3", ["<|START_THINKING|>", "<|END_THINKING|>"]),
+    _Signs("apriel", ["[BEGIN FINAL RESPONSE]"]),
     _Signs("mistral", ["[THINK]", "[/THINK]"]),
     _Signs("gemma4", ["<|channel>", "<channel|>"]),
     _Signs("longcat", ["<longcat_think>", "</longcat_think>"]),

@@ -116,9 +116,9 @@ ReadValue: TypeAlias = Callable[[Reader, str, Callable[[str], AnswerPart]], Read
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """White space or text around a value that does not belong to it: `begin` consumes it in front
-    of the value, and `until` drops it between the value and its end tag. A model writes `written`
-    on either side.
+    """Text around a string that does not belong to it: `begin` consumes it in front of the string,
+    and `until` drops it between the string and its end tag. A model writes `written` on either
+    side. All else is the string's, white space included: an edit of a file depends on it.
     """
 
     begin: Callable[[Reader], Reading[str]]
@@ -179,30 +179,24 @@ def _until_line(tags: "Tags", lines: Sequence[str]) -> "Tags":
     return replace(tags, trim=replace(tags.trim, until=until))
 
 
-def _stripped_until(reader: Reader, end: str, part: Callable[[str], AnswerPart]) -> Reading[str]:
-    """White space is taken as it comes: it is the value's if more of that follows."""
-    space: list[str] = []
-    while True:
-        at = reader.text.find(end)
-        before = reader.take(at if at >= 0 else len(reader.text) - held_back(reader.text, [end]))
-        if said := before.rstrip():
-            yield part("".join((*space, said)))
-            space = []
-        space.append(before[len(said) :])
-        if at >= 0:
-            return reader.take(len(end))
-        if reader.is_closed:
-            reader.take(len(reader.text))
-            return ""
-        yield None
+_CDATA_BEGIN = "<![CDATA["
+
+
+def _before_cdata(reader: Reader) -> Reading[str]:
+    """Skip white space before a CDATA section; elsewhere it is the value's."""
+    space = yield from reader.skip_space()
+    begin = yield from reader.starts([_CDATA_BEGIN])
+    if not begin and not _is_cut(reader, [_CDATA_BEGIN]):
+        begin, space = space, ""
+    reader.give_back(begin)
+    return space
 
 
 def _until_in_cdata(reader: Reader, end: str, part: Callable[[str], AnswerPart]) -> Reading[str]:
-    begin = "<![CDATA["
-    if not (yield from reader.starts([begin])):
-        if _is_cut(reader, [begin]):
+    if not (yield from reader.starts([_CDATA_BEGIN])):
+        if _is_cut(reader, [_CDATA_BEGIN]):
             return ""
-        return (yield from STRIPPED.until(reader, end, part))
+        return (yield from EXACT.until(reader, end, part))
     yield from EXACT.until(reader, "]]>", part)
     _, found = yield from reader.collect([end])
     return found
@@ -213,9 +207,6 @@ def _is_cut(reader: Reader, options: Sequence[str]) -> bool:
     return reader.is_closed and any(option.startswith(reader.text) for option in options)
 
 
-STRIPPED = Trim(Reader.skip_space, _stripped_until)
-"""All white space."""
-
 LINES = Trim(
     lambda reader: reader.starts(["\n"]),
     _until(lambda text: len(text.removesuffix("\n"))),
@@ -223,11 +214,14 @@ LINES = Trim(
 )
 """One line break on either side."""
 
+PYTHON_WORDS = {"null": "None", "true": "True", "false": "False"}
+"""Templates that convert a value to a string write these."""
+
 EXACT = Trim(lambda reader: reader.starts([]), _until(len))
 """Nothing."""
 
-CDATA = Trim(Reader.skip_space, _until_in_cdata)
-"""All white space, or everything around a CDATA section."""
+CDATA = Trim(_before_cdata, _until_in_cdata)
+"""Everything around a CDATA section; nothing where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +231,7 @@ class Tags:
     `value_begin` is a tag of its own between a parameter's head and its value. `undeclared` is the
     schema of parameters that the request does not declare. `whole` is a tag for all arguments as
     one JSON object. Between tags a model writes `line`, and strings between one of the `quotes`.
+    `words` are what the template writes for null, true and false, where that is not JSON's.
     """
 
     call: Tag
@@ -249,6 +244,7 @@ class Tags:
     whole: Tag | None = None
     line: str = ""
     quotes: Sequence[Quotes] = (Quotes(),)
+    words: Mapping[str, str] = field(default_factory=dict)
 
     def parameter_lines(self, keys: Sequence[str]) -> Sequence[str]:
         """The lines with which parameters of these names begin, where such a line is no text."""
@@ -405,7 +401,8 @@ def _read_value(
         if found:
             yield arguments.value(key, as_json(value + text, allowed))
         return
-    nulls = ["null" + end, "null\n" + end] if "null" in allowed else []
+    words = {"null", tags.words.get("null", "null")} if "null" in allowed else set()
+    nulls = [word + line + end for word in sorted(words) for line in ("", "\n")]
     if (yield from reader.starts(nulls)):
         yield arguments.value(key, "null")
         return
@@ -423,17 +420,21 @@ def _read_json(reader: Reader, end: str, arguments: _Arguments) -> Reading[str]:
     A broken value, such as a string without its quote, ends at the first end tag. To find that out
     takes all the text that follows, so it is done once in an answer, and the work stays linear.
     """
-    if arguments.calls.has_broken_json or (yield from reader.peek()) not in {"{", "["}:
+    if arguments.calls.has_broken_json:
+        return ""
+    space = yield from reader.skip_space()
+    if (yield from reader.peek()) not in {"{", "["}:
+        reader.give_back(space)
         return ""
     text, is_whole = yield from gathered(json_value(reader, Content))
     if is_whole and (end not in text or _as_written(text) is not None):
-        return text
+        return space + text
     arguments.calls.has_broken_json = end in text
-    reader.give_back(text)
+    reader.give_back(space + text)
     return ""
 
 
-_MOST_LITERAL = 2000  # characters that are tried as a Python literal: the attempt is slow
+_MOST_LITERAL = 10_000  # characters that are tried as a Python literal: that takes 24 ms
 
 
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}

@@ -6,6 +6,7 @@ mlx-lm's parsers are compared on `plain` calls alone. They differ where
   minicpm5, there even within CDATA): it ends there;
 - an argument of functiongemma is an object or a list: it ends at the first brace or comma;
 - gemma4's text has what looks like a key, as in `<|"|>{a:<|"|>`, or its key is no word;
+- white space stands around a string (all with tags but qwen3_coder): it is dropped;
 - a string is written as `null` (qwen3_coder, minimax_m2, minicpm5), or as any JSON (muse_spark), or
   may be null and is written as JSON or a Python literal (glm47, longcat, qwen3_coder): it becomes
   that;
@@ -216,6 +217,15 @@ def mistral_meaning(text: str, tools: Any) -> Any:
     return mistral.parse_tool_call(text.removeprefix("[TOOL_CALLS]"))
 
 
+def on_lines(calls: Sequence[Call]) -> str:
+    """A list over several lines, each call with its number before the name."""
+    objects = ",\n".join(
+        "    " + dumps({"tool_call_id": str(index), "tool_name": name, "parameters": given})
+        for index, (name, given) in enumerate(calls)
+    )
+    return f"<|START_ACTION|>[\n{objects}\n]<|END_ACTION|>"
+
+
 DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
 JSON_FAMILIES = [
     in_json(
@@ -251,6 +261,33 @@ JSON_FAMILIES = [
         "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>JSON<｜tool▁call▁end｜>",
         around=DEEPSEEK,
     ),
+    in_json(
+        "hunyuan_a13b",
+        '{"name": "NAME", "arguments": JSON}',
+        ", ",
+        "<tool_calls>[{}]</tool_calls>",
+    ),
+    in_json(
+        "minimax",
+        '{"name": "NAME", "arguments": JSON}\n',
+        around="<tool_calls>\n{}</tool_calls>",
+    ),
+    in_json(
+        "nemotron_json",
+        '{"name": "NAME", "arguments": JSON}',
+        ", ",
+        "<TOOLCALL>[{}]</TOOLCALL>",
+    ),
+    in_json(
+        "granite",
+        '{\n    "arguments": JSON,\n    "name": "NAME"\n}',
+        ",\n",
+        "<|tool_call|>[\n{}\n]",
+    ),
+    in_json("phi4_mini_json", '{"name": "NAME", "arguments": JSON}', ", ", "functools[{}]"),
+    Family("cohere_command3", calls_of(VALUES, keys=TEXT), on_lines, calls_of(VALUES)),
+    in_json("gigachat3", '<|function_call|>{"name": "NAME", "arguments": JSON}'),
+    in_json("apertus", '{"NAME": JSON}', ", ", "<|tools_prefix|>[{}]<|tools_suffix|>"),
     in_json(
         "openai",
         "<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>"
@@ -325,6 +362,8 @@ def is_no_literal(value: Any) -> bool:
     if not isinstance(value, str):
         return "<" not in dumps(value)
     text = value.strip()
+    if text != value:
+        return False
     if "<" in text or text.lower() in ("null", "none", "nil"):
         return False
     for read in (json.loads, ast.literal_eval):
@@ -340,8 +379,8 @@ def null_or_text(text: str, schema: Schema) -> str | None:
     return None if text == "null" and "anyOf" in schema else text
 
 
-def stripped(text: str, schema: Schema) -> str | None:
-    return null_or_text(text.strip(), schema)
+def python_null_or_text(text: str, schema: Schema) -> str | None:
+    return None if text in ("null", "None") and "anyOf" in schema else text
 
 
 def said_to_be_text(text: str, schema: Schema) -> str:
@@ -357,7 +396,7 @@ def tagged(
     *,
     around: str = "{}",
     between: str = "",
-    read: Callable[[str, Schema], str | None] = stripped,
+    read: Callable[[str, Schema], str | None] = null_or_text,
     meaning: Meaning | None = None,
 ) -> Family:
     """A family that writes a call's name, each argument and its end in tags."""
@@ -378,9 +417,16 @@ def between_tags(argument: str, key: str, value: Any) -> str:
     return argument.replace("KEY", key).replace("VALUE", as_text(value))
 
 
+def with_python_words(argument: str, key: str, value: Any) -> str:
+    """As templates write that convert what is no text, object or list to a string."""
+    written = str(value) if value is None or isinstance(value, bool) else as_text(value)
+    return argument.replace("KEY", key).replace("VALUE", written)
+
+
 def in_cdata(key: str, value: Any) -> str:
     is_odd = isinstance(value, str) and (set("<&\n") & set(value) or value != value.strip())
     text = f"<![CDATA[{value}]]>" if is_odd else as_text(value)
+    text = str(value) if value is None or isinstance(value, bool) else text
     return f'<param name="{key}">{text}</param>'
 
 
@@ -435,19 +481,19 @@ TAGGED_FAMILIES = [
     tagged(
         "qwen3_coder",
         "<tool_call>\n<function=NAME>\n",
-        partial(between_tags, "<parameter=KEY>\nVALUE\n</parameter>\n"),
+        partial(with_python_words, "<parameter=KEY>\nVALUE\n</parameter>\n"),
         "</function>\n</tool_call>",
         between="\n",
-        read=null_or_text,
+        read=python_null_or_text,
         meaning=partial(within, "<tool_call>\n", "\n</tool_call>", qwen3_coder.parse_tool_call),
     ),
     tagged(
         "seed_oss",
         "<seed:tool_call>\n<function=NAME>\n",
-        partial(between_tags, "<parameter=KEY>VALUE</parameter>\n"),
+        partial(with_python_words, "<parameter=KEY>VALUE</parameter>\n"),
         "</function>\n</seed:tool_call>",
         between="\n",
-        read=null_or_text,
+        read=python_null_or_text,
     ),
     glm("glm47", glm47),
     glm("glm45", glm47, line="\n"),
@@ -461,7 +507,7 @@ TAGGED_FAMILIES = [
         in_cdata,
         "</function>",
         between="\n",
-        read=null_or_text,
+        read=python_null_or_text,
         meaning=minicpm5.parse_tool_call,
     ),
     tagged(
@@ -471,6 +517,25 @@ TAGGED_FAMILIES = [
         "</｜DSML｜invoke>\n",
         around="<｜DSML｜function_calls>\n{}</｜DSML｜function_calls>",
         read=said_to_be_text,
+    ),
+    tagged(
+        "deepseek_v4",
+        '<｜DSML｜invoke name="NAME">\n',
+        dsml,
+        "</｜DSML｜invoke>\n",
+        around="<｜DSML｜tool_calls>\n{}</｜DSML｜tool_calls>",
+        read=said_to_be_text,
+    ),
+    tagged(
+        "hy_v3",
+        "<tool_call:opensource>NAME<tool_sep:opensource>\n",
+        partial(
+            between_tags,
+            "<arg_key:opensource>KEY</arg_key:opensource>\n"
+            "<arg_value:opensource>VALUE</arg_value:opensource>\n",
+        ),
+        "</tool_call:opensource>\n",
+        around="<tool_calls:opensource>\n{}</tool_calls:opensource>",
     ),
     tagged(
         "kimi_k3",

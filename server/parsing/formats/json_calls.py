@@ -1,11 +1,18 @@
 """Families whose arguments are JSON, which passes on as it was written."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
 
 from server.parsing.answer import ReadCalls, ToolFormat, all_calls
-from server.parsing.json_text import drop_braces, read_arguments, read_declared_object, read_object
+from server.parsing.json_text import (
+    drop_braces,
+    read_arguments,
+    read_declared_object,
+    read_key,
+    read_object,
+)
 from server.parsing.lark import (
     CallSyntax,
     Function,
@@ -67,6 +74,62 @@ def _read_mistral(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
     yield calls.begin(name, id)
     yield from read_arguments(reader, calls)
     yield from drop_braces(reader)
+
+
+def _listed(end: str) -> ReadCalls:
+    """Reads a list of objects after each marker, or objects without its brackets, up to the `end`
+    marker, which may be missing.
+    """
+
+    def objects(reader: Reader, calls: Calls) -> Reading[None]:
+        yield from reader.skip_space()
+        yield from reader.starts(["["])
+        yield from _read_objects(reader, calls)
+        yield from reader.starts(["]"])
+
+    def read(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
+        if (yield from all_calls(reader, calls, end, objects(reader, calls))):
+            space = yield from reader.skip_space()
+            if not (yield from reader.starts([end])):
+                reader.give_back(space)
+
+    return read
+
+
+def _read_named(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
+    """Reads a list of objects that have the function's name as their only key."""
+    yield from all_calls(reader, calls, _APERTUS_END, _read_named_objects(reader, calls))
+
+
+def _read_named_objects(reader: Reader, calls: Calls) -> Reading[None]:
+    yield from reader.skip_space()
+    yield from reader.starts(["["])
+    while True:
+        yield from reader.skip_space()
+        if not (yield from reader.starts(["{"])):
+            raise NotACall
+        yield calls.begin((yield from read_key(reader)))
+        yield from read_arguments(reader, calls)
+        yield from drop_braces(reader)
+        yield from reader.skip_space()
+        if not (yield from reader.starts([","])):
+            break
+    yield from reader.starts(["]"])
+    yield from reader.skip_space()
+    yield from reader.starts([_APERTUS_END])
+
+
+def _named_call(lark: Lark, function: Function) -> str:
+    """`{"name": {...}}`."""
+    head = f"{{{json.dumps(function.name, ensure_ascii=False)}: "
+    return f"{lark.text(head)} {json_arguments(lark, function)} {lark.text('}')}"
+
+
+def _cohere_call(lark: Lark, function: Function) -> str:
+    """The call's number in its list, the name, and the arguments."""
+    name = json.dumps(function.name, ensure_ascii=False)
+    middle = lark.text(f'", "tool_name": {name}, "parameters": ')
+    return f"/[0-9]{{1,3}}/ {middle} {json_arguments(lark, function)} {lark.text('}')}"
 
 
 Header = Callable[[Reader, Calls], Reading[tuple[str, str | None]]]
@@ -215,3 +278,90 @@ DEEPSEEK_V31 = ToolFormat(
     ),
     ends=_DEEPSEEK_ENDS,
 )
+
+_APERTUS_END = "<|tools_suffix|>"
+
+HUNYUAN_A13B = ToolFormat(
+    "hunyuan_a13b",
+    ["<tool_calls>"],
+    _listed("</tool_calls>"),
+    CallSyntax(json_call(), opens="<tool_calls>[", between=", ", closes="]</tool_calls>"),
+    ends=["</tool_calls>"],
+)
+"""`<tool_calls>[{"name": ..., "arguments": {...}}]</tool_calls>`: Tencent's Hunyuan, and Apriel of
+ServiceNow.
+"""
+
+MINIMAX = replace(
+    HUNYUAN_A13B,
+    name="minimax",
+    syntax=CallSyntax(json_call(), opens="<tool_calls>\n", end="\n", closes="</tool_calls>"),
+)
+"""An object on each line between these tags: MiniMax M1."""
+
+NEMOTRON_JSON = ToolFormat(
+    "nemotron_json",
+    ["<TOOLCALL>"],
+    _listed("</TOOLCALL>"),
+    CallSyntax(json_call(), opens="<TOOLCALL>[", between=", ", closes="]</TOOLCALL>"),
+    ends=["</TOOLCALL>"],
+)
+"""`<TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>`: Nemotron up to version 2."""
+
+GRANITE = ToolFormat(
+    "granite",
+    ["<|tool_call|>"],
+    _listed("<|/tool_call|>"),
+    CallSyntax(json_call(), opens="<|tool_call|>[", between=", ", closes="]"),
+    ends=["<|/tool_call|>"],
+)
+"""`<|tool_call|>` before a list: IBM's Granite up to 3.3. Phi 4 mini ends the list by
+`<|/tool_call|>`.
+"""
+
+PHI4_MINI_JSON = ToolFormat(
+    "phi4_mini_json",
+    ["functools["],
+    _listed("</functools>"),
+    CallSyntax(json_call(), opens="functools[", between=", ", closes="]"),
+    ends=["]"],
+)
+"""`functools[{"name": ..., "arguments": {...}}]`: Phi 4 mini, FireFunction."""
+
+COHERE_COMMAND3 = ToolFormat(
+    "cohere_command3",
+    ["<|START_ACTION|>"],
+    _listed("<|END_ACTION|>"),
+    CallSyntax(
+        _cohere_call,
+        opens="<|START_ACTION|>[\n",
+        begin='    {"tool_call_id": "',
+        between=",\n",
+        closes="\n]<|END_ACTION|>",
+    ),
+    ends=["<|END_ACTION|>"],
+)
+"""`<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ..., "parameters": {...}}]<|END_ACTION|>`:
+Cohere's Command R7B and A.
+"""
+
+GIGACHAT3 = ToolFormat(
+    "gigachat3",
+    [
+        "<|function_call|>",
+        "<|message_sep|>\n\nfunction call<|role_sep|>",
+        "function call<|role_sep|>",
+    ],
+    _read_bare,
+    CallSyntax(json_call(), begin="<|function_call|>"),
+)
+"""`<|function_call|>{"name": ..., "arguments": {...}}`: GigaChat 3."""
+
+APERTUS = ToolFormat(
+    "apertus",
+    ["<|tools_prefix|>"],
+    _read_named,
+    CallSyntax(_named_call, opens="<|tools_prefix|>[", between=", ", closes=f"]{_APERTUS_END}"),
+    ends=[_APERTUS_END],
+)
+"""`<|tools_prefix|>[{"name": {...}}]<|tools_suffix|>`: Apertus."""

@@ -9,7 +9,7 @@ only in strings: elsewhere it begins a marker, and all that is open before a mar
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from server.parsing.answer import ReadCalls, ToolFormat, all_calls
@@ -44,10 +44,13 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """The notation of values: the quotes of strings and the brackets of lists."""
+    """The notation of values: the quotes of strings and the brackets of lists. `whole` are the
+    quotes of strings that are whole arguments, where those are read in another way.
+    """
 
     quotes: Mapping[str, ReadString]
     lists: Sequence[str] = ("[",)
+    whole: Mapping[str, ReadString] = field(default_factory=dict)
 
 
 def read_members(
@@ -109,9 +112,10 @@ def _value(reader: Reader, notation: Notation, part: WriteJson, depth: int) -> R
     """One value, and whether it is complete."""
     yield from reader.skip_space()
     brackets = ["{", *notation.lists] if depth < _MOST_DEPTH else []
-    begin = yield from reader.starts([*notation.quotes, *brackets])
-    if begin in notation.quotes:
-        return (yield from notation.quotes[begin](reader, begin, part))
+    quotes = notation.quotes if depth else {**notation.quotes, **notation.whole}
+    begin = yield from reader.starts([*quotes, *brackets])
+    if begin in quotes:
+        return (yield from quotes[begin](reader, begin, part))
     if begin == "{":
         return (yield from read_members(reader, notation, "}", ":", part, depth + 1))
     if begin:
@@ -232,7 +236,9 @@ def _read_calls(reader: Reader, notation: Notation, calls: Calls) -> Reading[Non
         if bracket == "{":
             yield from read_members(reader, notation, "}", ":", calls.arguments)
         else:
-            either = Notation({**_NOTATION.quotes, **notation.quotes}, _NOTATION.lists)
+            quotes = {**_NOTATION.quotes, **notation.quotes}
+            whole = {**_NOTATION.whole, **notation.quotes}
+            either = Notation(quotes, _NOTATION.lists, whole)
             yield from read_members(reader, either, ")", "=", calls.arguments)
         yield from reader.skip_space()
         if not (yield from reader.starts(["call:"])):
@@ -260,30 +266,60 @@ _PIECE = re.compile(  # plain text, an escape, or what may be a quote
 _UNFINISHED = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7}|[0-7]{1,2})?")
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\n": ""}
 _SAME = "\\'\"/"  # the slash as in JSON, which some write
-_FOLLOWING = re.compile(r"\s{0,64}(?:([,)\]}:=])|\Z)")
+_KEY = r"[^=()\[\]{},\"'<]{1,256}"
+_ODD_KEY = r"\"(?:[^\"\\]|\\.){0,256}"  # grammars write what Python has no form for
+_GAP = r"\s{0,64}"
 
 
-def read_python_string(reader: Reader, quote: str, part: WriteJson) -> Reading[bool]:
-    """See ReadString.
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What follows the quote that ends a string, and what may become that with more text."""
 
-    Templates do not escape what they put between quotes. So a quote ends a string only where a
-    comma, a colon, a bracket or `=` follows, as it does in all of Python's literals.
+    following: re.Pattern[str]
+    beginning: re.Pattern[str]
+
+
+_IN_A_VALUE = _End(re.compile(rf"{_GAP}[,)\]}}:=]"), re.compile(rf"{_GAP}\Z"))
+_FUNCTION = r"[\w.:/-]{1,256}"
+_WHOLE_ARGUMENT = _End(
+    re.compile(
+        rf"{_GAP},{_GAP}(?:{_KEY}|{_ODD_KEY}\"{_GAP})=(?!=)"
+        rf"|{_GAP},?{_GAP}\){_GAP}(?:[;\]<]|,{_GAP}{_FUNCTION}\()"
+        rf"|{_GAP}\]{_GAP}<"
+    ),
+    re.compile(
+        rf"{_GAP}(?:,{_GAP}(?:{_KEY}=?|{_ODD_KEY}\\?(?:\"{_GAP}=?)?)?"
+        rf"|,?{_GAP}\){_GAP}(?:,{_GAP}(?:{_FUNCTION})?)?"
+        rf"|\]{_GAP})?\Z"
+    ),
+)
+"""Another argument, or the end of the call."""
+
+
+def _python_string(ends: _End) -> ReadString:
+    """Templates do not escape what they put between quotes. So a quote ends a string only where
+    that follows which does in all of Python's literals: a comma, a colon, a bracket or `=`; and
+    after a whole argument another one, or the end of the call.
     """
-    yield part('"')
-    while True:
-        text, end, is_over = _scan(reader.text, quote, reader.is_closed)
-        reader.take(end)
-        if text:
-            yield part(quoted(text))
-        if is_over:
-            yield part('"')
-            return True
-        if reader.is_closed:
-            return False
-        yield None
+
+    def read(reader: Reader, quote: str, part: WriteJson) -> Reading[bool]:
+        yield part('"')
+        while True:
+            text, end, is_over = _scan(reader.text, quote, ends, is_closed=reader.is_closed)
+            reader.take(end)
+            if text:
+                yield part(quoted(text))
+            if is_over:
+                yield part('"')
+                return True
+            if reader.is_closed:
+                return False
+            yield None
+
+    return read
 
 
-def _scan(text: str, quote: str, is_closed: bool) -> tuple[str, int, bool]:
+def _scan(text: str, quote: str, ends: _End, *, is_closed: bool) -> tuple[str, int, bool]:
     """The decoded part of the text that is final, its end, and whether the string ends there."""
     said: list[str] = []
     at = 0
@@ -294,9 +330,11 @@ def _scan(text: str, quote: str, is_closed: bool) -> tuple[str, int, bool]:
                 break
             piece = _unescaped(piece[1:])
         elif text.startswith(quote, at):
-            if following := _FOLLOWING.match(text, at + len(quote)):
-                is_over = is_closed or bool(following[1])
-                return "".join(said), at + len(quote) if is_over else at, is_over
+            after = at + len(quote)
+            if ends.following.match(text, after):
+                return "".join(said), after, True
+            if ends.beginning.match(text, after):
+                return "".join(said), after if is_closed else at, is_closed
         elif quote.startswith(text[at : at + len(quote)]) and not is_closed:
             break
         said.append(piece)
@@ -318,9 +356,12 @@ def _unescaped(escape: str) -> str:
     return _SIMPLE.get(escape, "\\" + escape)
 
 
-_NOTATION = Notation(dict.fromkeys(['"', "'", '"""', "'''"], read_python_string), lists=("[", "("))
-_KEY = r"[^=()\[\]{},\"'<]{1,256}"
-_ODD_KEY = r"\"(?:[^\"\\]|\\.){0,256}"  # grammars write what Python has no form for
+_QUOTES = ('"', "'", '"""', "'''")
+_NOTATION = Notation(
+    dict.fromkeys(_QUOTES, _python_string(_IN_A_VALUE)),
+    lists=("[", "("),
+    whole=dict.fromkeys(_QUOTES, _python_string(_WHOLE_ARGUMENT)),
+)
 _FIRST = re.compile(rf"\)|(?:{_KEY}|{_ODD_KEY}\"\s{{0,64}})=[^=]")
 _MAY_BE_FIRST = re.compile(rf"(?:{_KEY})?=?|{_ODD_KEY}\\?(?:\"\s{{0,64}}=?)?")
 

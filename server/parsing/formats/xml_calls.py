@@ -14,7 +14,7 @@ from server.parsing.tagged_calls import (
     EXACT,
     LINES,
     NAMED,
-    STRIPPED,
+    PYTHON_WORDS,
     Attributes,
     Heads,
     Quotes,
@@ -75,7 +75,7 @@ def _key_and_value(name: str, prefix: str, line: str) -> ToolFormat:
         call=Tag(f"<{prefix}tool_call>", "", f"</{prefix}tool_call>"),
         parameter=Tag(f"<{prefix}arg_key>", f"</{prefix}arg_key>", f"</{prefix}arg_value>"),
         heads=BARE,
-        trim=STRIPPED,
+        trim=EXACT,
         value_begin=f"<{prefix}arg_value>",
         line=line,
     )
@@ -90,7 +90,7 @@ def _invoke(namespace: str, section: str) -> Tags:
         call=Tag(f"<{namespace}invoke ", ">", f"</{namespace}invoke>"),
         parameter=Tag(f"<{namespace}parameter ", ">", f"</{namespace}parameter>"),
         heads=NAMED,
-        trim=STRIPPED,
+        trim=EXACT,
         line="\n",
     )
 
@@ -161,6 +161,7 @@ QWEN3_CODER = _format(
         trim=LINES,
         undeclared=_TEXT,
         line="\n",
+        words=PYTHON_WORDS,
     ),
 )
 """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder,
@@ -177,6 +178,7 @@ SEED_OSS = _format(
         trim=EXACT,
         undeclared=_TEXT,
         line="\n",
+        words=PYTHON_WORDS,
     ),
 )
 """`<seed:tool_call><function=name><parameter=key>value</parameter></function></seed:tool_call>`:
@@ -195,6 +197,20 @@ LAGUNA = replace(GLM47, name="laguna")
 LONGCAT = _key_and_value("longcat", prefix="longcat_", line="\n")
 """`<longcat_tool_call>name<longcat_arg_key>key</longcat_arg_key>...`: LongCat."""
 
+HY_V3 = _format(
+    "hy_v3",
+    Tags(
+        section=Section("<tool_calls:opensource>", "</tool_calls:opensource>"),
+        call=Tag("<tool_call:opensource>", "<tool_sep:opensource>", "</tool_call:opensource>"),
+        parameter=Tag("<arg_key:opensource>", "</arg_key:opensource>", "</arg_value:opensource>"),
+        heads=BARE,
+        trim=EXACT,
+        value_begin="<arg_value:opensource>",
+        line="\n",
+    ),
+)
+"""GLM's tags with `:opensource` in them, and a section around the calls: Tencent's Hy 3."""
+
 MINIMAX_M2 = _format("minimax_m2", replace(_invoke("", "minimax:tool_call"), undeclared=_TEXT))
 """`<invoke name="name"><parameter name="key">value</parameter></invoke>`: MiniMax M2."""
 
@@ -203,11 +219,16 @@ MUSE_SPARK = _format("muse_spark", _invoke("atem:", "atem:function_calls"))
 
 DEEPSEEK_V32 = _format(
     "deepseek_v32",
-    replace(_invoke("｜DSML｜", "｜DSML｜function_calls"), heads=_DSML, trim=EXACT),
+    replace(_invoke("｜DSML｜", "｜DSML｜function_calls"), heads=_DSML),
 )
 """`<｜DSML｜invoke name="name"><｜DSML｜parameter name="key" string="true">...`: DeepSeek V3.2."""
 
-MINICPM5 = _format(
+DEEPSEEK_V4 = _format(
+    "deepseek_v4", replace(_invoke("｜DSML｜", "｜DSML｜tool_calls"), heads=_DSML)
+)
+"""`<｜DSML｜tool_calls>` around the calls of DeepSeek V3.2: DeepSeek V4."""
+
+_minicpm5 = _format(
     "minicpm5",
     Tags(
         call=Tag("<function ", ">", "</function>"),
@@ -216,8 +237,10 @@ MINICPM5 = _format(
         trim=CDATA,
         undeclared=_TEXT,
         quotes=(Quotes(pattern="[^<&\n]*"), Quotes(begin="<![CDATA[", end="]]>")),
+        words=PYTHON_WORDS,
     ),
 )
+MINICPM5 = replace(_minicpm5, syntax=replace(_minicpm5.syntax, between="\n"))
 """`<function name="name"><param name="key">value</param></function>`: MiniCPM 5."""
 
 KIMI_K3 = _format("kimi_k3", _KIMI, _kimi_call)

@@ -42,6 +42,18 @@ TEMPLATES = {
     "lfm2 with calls": "<|tool_call_start|>[{{ c }}]<|tool_call_end|>",
     "gemma4": "{{ '<|tool_call>call:' + c.name }}<tool_call|>",
     "functiongemma": "<start_function_call>call:{{ c.name }}<end_function_call>",
+    "hy_v3": "{% set k = ':opensource' %}{{ '<tool_sep{}>'.format(k) }}",
+    "deepseek_v4": "{% set dsml = '｜DSML｜' %}{{ '<' + dsml + 'tool_calls>' }}",
+    "hunyuan_a13b": "{{ '<tool_calls>[' }}{{ c }}{{ ']</tool_calls>' }}",
+    "hunyuan_a13b of Apriel": 'within <tool_call></tool_call>: <tool_calls>["name"]</tool_calls>',
+    "minimax": r"""{{ '<tool_calls>\n{"name": "' + c.name + '"}\n</tool_calls>' }}""",
+    "nemotron_json": "{{ '<TOOLCALL>[' }}{{ c }}{{ ']</TOOLCALL>' }}",
+    "granite": "{{ '<|tool_call|>' + c | tojson }}",
+    "phi4_mini_json": """<|start_header_id|>functools[{"name": "f"}]""",
+    "cohere_command3": """<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "{{ c.name }}"}]""",
+    "gigachat3": "{{ '<|message_sep|>' }}{{ '<|function_call|>' + c }}",
+    "gigachat3 with a role": "{{ '<|role_sep|>' }}{{ say({'role': 'function call'}) }}",
+    "apertus": "{{ '<|tools_prefix|>[' }}{{ c }}{{ ']<|tools_suffix|>' }}",
     "openai": "<|start|>assistant to={{ c.name }}<|channel|>commentary<|message|>",
 }
 
@@ -57,12 +69,9 @@ def test_a_template_tells_the_tools(shape: str) -> None:
     "template",
     [
         "{{ content }}",
-        '<tool_calls>[{{ c }}]</tool_calls>, not <tool_call></tool_call> with a "name"',
         "{{ ns ~ '<tool_call>' }}{{ '<invoke name=\"' + tool_call.name }}",
         "<acme:tool_call><function={{ c.name }}>",
-        """<|start_header_id|>functools[{"name": "f"}]""",
         """<|start_header_id|>{{ '"parameters": ' }}<function={{ c.name }}>""",
-        "{% set dsml = '｜DSML｜' %}{{ '<' + dsml + 'tool_calls>' }}",
     ],
 )
 def test_a_template_of_no_known_format_gets_the_generic_one(template: str) -> None:
@@ -105,6 +114,9 @@ def test_tokens_tell_where_the_template_does_not(tokens: list[str], tools: str) 
         (["<longcat_think>", "</longcat_think>"], "longcat"),
         (["<|channel>", "<channel|>"], "gemma4"),
         (["<seed:think>", "</seed:think>"], "seed_oss"),
+        (["<think:opensource>", "</think:opensource>"], "hy_v3"),
+        (["<|START_THINKING|>", "<|END_THINKING|>"], "cohere_command3"),
+        (["[BEGIN FINAL RESPONSE]"], "apriel"),
         (["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"], "kimi_k3"),
         (["</think>"], None),
         ([], None),
@@ -137,6 +149,40 @@ def test_without_tools_a_call_is_content() -> None:
     harmony_alone = replace(answer_format(Formats("openai", None)), tools=None)
     said = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
     assert parsed(harmony_alone, [said]) == Answer("{}")
+
+
+@pytest.mark.parametrize(
+    ("formats", "text", "is_open"),
+    [
+        (
+            Formats("hunyuan_a13b", "apriel"),
+            "Hm.\n[BEGIN FINAL RESPONSE]\nI look.\n<tool_calls>[CALL]</tool_calls>\n",
+            True,
+        ),
+        (
+            Formats("hunyuan_a13b", "apriel"),
+            "Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\nI look.\n"
+            "[END FINAL RESPONSE]\n<tool_calls>[CALL]</tool_calls>",
+            False,
+        ),
+        (
+            Formats("cohere_command3", "cohere_command3"),
+            "Hm.<|END_THINKING|><|START_RESPONSE|>I look.<|END_RESPONSE|>"
+            "<|START_ACTION|>[\n    CALL\n]<|END_ACTION|>",
+            True,
+        ),
+        (
+            Formats("gigachat3", None),
+            "I look.<|message_sep|>\n\nfunction call<|role_sep|>\nCALL",
+            False,
+        ),
+    ],
+)
+def test_calls_follow_reasoning_and_content(formats: Formats, text: str, is_open: bool) -> None:
+    text = text.replace("CALL", '{"name": "f", "arguments": {"a": 1}}')
+    answer = parsed(answer_format(formats), text, {"f": {}}, is_open=is_open)
+    reasoning = "Hm." if formats.reasoning else ""
+    assert answer == Answer("I look.", reasoning, ["f"], ['{"a": 1}'])
 
 
 def test_what_stands_around_content_is_not_shown() -> None:
