@@ -6,6 +6,7 @@ Schemas are read as Draft 2020-12, with the lists in `items` of the drafts befor
 import json
 import math
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from typing import Any, TypeAlias, TypeGuard
 
 from engine.grammar.patterns import UNSPELLABLE, rust_pattern
@@ -57,6 +58,7 @@ MAX_NAME_PATTERNS = 32
 """Of one schema: llguidance compares each with each."""
 
 MAX_INTEGER = 2**63 - 1
+_LARGEST_SAFE = 2**53
 
 _ONE = ("items", "additionalProperties", "additionalItems")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -121,9 +123,11 @@ def _rewrite(schema: Schema) -> None:
     _refuse_unfaithful(schema)
     if not isinstance(schema.get("items"), list):
         schema.pop("additionalItems", None)  # has no meaning, and would have prefixItems ignored
+    if _has_integers(schema):
+        _close_intervals(schema)
     for key in (*_LOWER, *_UPPER):
         if _is_number(schema.get(key)) and not _is_largest_integer(key, schema):
-            schema[key] = _inward(schema[key], -math.inf if key in _UPPER else math.inf)
+            schema[key] = _spelled(_bound(key, schema))
     if isinstance(schema.get("pattern"), str):
         schema["pattern"] = rust_pattern(schema["pattern"])
     if isinstance(patterns := schema.get("patternProperties"), dict):
@@ -164,15 +168,78 @@ def _refuse_unspeakable(value: object) -> None:
                 waiting += items
             case str() as text if UNSPELLABLE.search(text):
                 raise ValueError("control characters are not supported in names and values")
-            case int() | float() as number if _inward(number, math.inf) != number:
+            case int() | float() as number if not _is_exact(number):
                 raise ValueError(f"the number {str(number)[:40]} is not a 64-bit float")
+
+
+def _is_exact(number: float) -> bool:
+    """Whether llguidance writes a constant as this number. It writes integers of 64 bits in full,
+    and the shortest decimal number that is the same float of all others.
+    """
+    nearest = _inward(number, math.inf)
+    return nearest == number and (
+        isinstance(number, float)
+        or -MAX_INTEGER <= number <= MAX_INTEGER
+        or Decimal(repr(float(nearest))) == number
+    )
+
+
+def _bound(key: str, schema: Schema) -> float:
+    """A bound that llguidance keeps to. From 2^53 on, its numbers are rounded at exclusive bounds
+    and, where they are no integers, at all: the bound moves inward, past the rounding.
+    """
+    stated, is_upper, is_integer = schema[key], key in _UPPER, _has_integers(schema)
+    if key == "minimum" and is_integer and stated == -MAX_INTEGER - 1:
+        stated += 1  # the smallest integer itself has no form
+    inward = -math.inf if is_upper else math.inf
+    bound = _inward(stated, inward)
+    if abs(bound) < _LARGEST_SAFE:
+        return bound
+    if key.startswith("exclusive") and bound == stated:
+        bound = math.nextafter(bound, inward)
+    while not is_integer and _is_outside(bound, stated, is_upper=is_upper):
+        bound = math.nextafter(bound, inward)
+    return bound
+
+
+def _spelled(number: float) -> float:
+    """The same number as llguidance reads it: it misreads some digits of large floats."""
+    is_whole = isinstance(number, float) and number.is_integer() and abs(number) <= MAX_INTEGER
+    return int(number) if is_whole else number
+
+
+def _is_outside(bound: float, stated: float, *, is_upper: bool) -> bool:
+    """Whether a bound's shortest decimal number is beyond the one that a schema states."""
+    shortest = Decimal(repr(float(bound)))
+    return shortest > stated if is_upper else shortest < stated
 
 
 def _is_largest_integer(key: str, schema: Schema) -> bool:
     """Whether a bound is that of 64-bit integers, which llguidance keeps to though no float is
     equal to it.
     """
-    return key == "maximum" and schema[key] == MAX_INTEGER and schema.get("type") == "integer"
+    return key == "maximum" and schema[key] == MAX_INTEGER and _has_integers(schema)
+
+
+def _has_integers(schema: Schema) -> bool:
+    """Whether all numbers that the schema allows are integers."""
+    types = schema.get("type")
+    listed = types if isinstance(types, list) else [types]
+    return "integer" in listed and "number" not in listed
+
+
+def _close_intervals(schema: Schema) -> None:
+    """Put large exclusive bounds of integers as inclusive ones."""
+    for inclusive, exclusive in (_LOWER, _UPPER):
+        bound, other = schema.get(exclusive), schema.get(inclusive)
+        if not _is_number(bound) or not _LARGEST_SAFE <= abs(bound) < math.inf:
+            continue
+        is_upper = exclusive in _UPPER
+        closed = math.ceil(bound) - 1 if is_upper else math.floor(bound) + 1
+        if _is_number(other):
+            closed = min(closed, other) if is_upper else max(closed, other)
+        schema[inclusive] = closed
+        del schema[exclusive]
 
 
 def _inward(bound: float, direction: float) -> float:

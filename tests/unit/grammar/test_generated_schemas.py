@@ -162,3 +162,59 @@ def test_a_pattern_without_look_arounds_is_equal(pattern: str, letters: str) -> 
         assert bool(re.search(equal, text, re.ASCII)) is is_match, text
         n_matches += is_match
     assert n_matches > 50
+
+
+EXACT = [2**53, 2**53 + 2, 2**60, 2**62, -(2**60), 10**20, 1e20, 1e22, 0.1]
+NOT_EXACT = [2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 2**70, 10**30]
+
+
+@pytest.mark.parametrize("number", EXACT)
+def test_a_large_constant_is_written_as_it_is(number: float) -> None:
+    text = str(int(number)) if abs(number) > 1 else str(number)
+    for schema in ({"const": number}, {"enum": [number, "a"]}, {"items": {"const": number}}):
+        assert allows(schema, f"[{text}]" if "items" in schema else text)
+
+
+@pytest.mark.parametrize("number", NOT_EXACT)
+def test_a_constant_that_would_be_written_as_another_is_refused(number: int) -> None:
+    for schema in ({"const": number}, {"enum": [number, "a"]}, {"items": {"const": number}}):
+        with pytest.raises(GrammarError, match="is not a 64-bit float"):
+            allows(schema, "1")
+
+
+BOUNDS = [
+    sign * (2**power + step)
+    for sign in (1, -1)
+    for power in (53, 56, 60, 63)
+    for step in (-1, 0, 1)
+]
+KEEPS = {
+    "minimum": lambda value, bound: value >= bound,
+    "exclusiveMinimum": lambda value, bound: value > bound,
+    "maximum": lambda value, bound: value <= bound,
+    "exclusiveMaximum": lambda value, bound: value < bound,
+}
+
+
+@pytest.mark.parametrize("type_", ["integer", "number", ["integer", "null"], None])
+@pytest.mark.parametrize("key", KEEPS)
+def test_no_number_beyond_a_large_bound_is_allowed(key: str, type_: object) -> None:
+    """Some of those bounds are refused; those of 64-bit integers are not."""
+    for bound in (*BOUNDS, *map(float, BOUNDS)):
+        schema = {key: bound} if type_ is None else {"type": type_, key: bound}
+        for value in {
+            int(bound) + step for step in (-1025, -129, -9, -2, -1, 0, 1, 2, 9, 129, 1025)
+        }:
+            try:
+                is_allowed = allows(schema, str(value))
+            except GrammarError:
+                break
+            assert KEEPS[key](value, bound) or not is_allowed, (schema, value)
+
+
+def test_the_bounds_of_integers_of_64_bits_are_taken() -> None:
+    schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+    for value in (0, -1, 2**63 - 1, -(2**63) + 1024, -(2**53) - 1):
+        assert allows(schema, str(value))
+    for value in (2**63, -(2**63) - 1):
+        assert not allows(schema, str(value))
