@@ -122,17 +122,20 @@ class ByType:
 
     Where there is no such model, `default` validates it; without a default it is refused in the
     words of `untyped`, and the places that errors name have its type in them. A value of another
-    type is refused in the words of `unknown`, in which `{kind}` is its type.
+    type is validated by `foreign`, a model of the union, or else refused in the words of `unknown`,
+    in which `{kind}` is its type.
     """
 
     def __init__(
         self,
         default: type[RequestModel] | None = None,
         *,
+        foreign: type[RequestModel] | None = None,
         unknown: str | None = None,
         untyped: str | None = None,
     ) -> None:
         self._default = default
+        self._foreign = foreign
         self._unknown = unknown
         self._untyped = untyped
 
@@ -144,8 +147,9 @@ class ByType:
             model = option if isinstance(option, type) else get_args(option)[0]
             schema = handler.generate_schema(option)
             kinds = _types(model)
-            names |= {kind: model.__name__ if self._default else kind for kind in kinds}
-            choices |= dict.fromkeys([model.__name__] if self._default else kinds, schema)
+            by_name = self._default is not None or model is self._foreign
+            names |= {kind: model.__name__ if by_name else kind for kind in kinds}
+            choices |= dict.fromkeys([model.__name__] if by_name else kinds, schema)
 
         def refuse_unknown(value: object) -> object:
             kind = type_of(value)
@@ -154,9 +158,15 @@ class ByType:
             return value
 
         default = self._default.__name__ if self._default else None
+        other = self._foreign.__name__ if self._foreign else default
+
+        def choice(value: object) -> str | None:
+            kind = type_of(value)
+            return names.get(kind, other) if kind else default
+
         union = core_schema.tagged_union_schema(
             choices,
-            lambda value: names.get(type_of(value), default),
+            choice,
             custom_error_type=UNSUPPORTED if self._untyped else None,
             custom_error_message=self._untyped,
         )
@@ -165,9 +175,12 @@ class ByType:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """With a default `anyOf`: an object whose type is left out may fit several models."""
+        """Described as `anyOf` where several models may take an object: where its type may be left
+        out, or be any.
+        """
         described = handler(schema)
-        return {"anyOf": described["oneOf"]} if self._default else described
+        is_open = self._default or self._foreign
+        return {"anyOf": described["oneOf"]} if is_open else described
 
 
 class ReadAs:
@@ -184,6 +197,11 @@ class ReadAs:
     ) -> CoreSchema:
         schema = handler.generate_schema(self._model)
         return core_schema.no_info_after_validator_function(self._make, schema)
+
+
+def other_types(*models: type[RequestModel]) -> JsonSchemaValue:
+    """The JSON schema of a `type` that none of these models has."""
+    return {"not": {"enum": [kind for model in models for kind in _types(model)]}}
 
 
 def _types(model: type[RequestModel]) -> tuple[str, ...]:

@@ -55,7 +55,12 @@ def function_tool(
 
 
 def custom_tool(
-    name: str, description: str | None, syntax: str | None, grammar: str | None
+    name: str,
+    description: str | None,
+    syntax: str | None,
+    grammar: str | None,
+    *,
+    is_deferred: bool = False,
 ) -> Tool:
     """The tool of the function that stands for a custom tool. It is strict, so that the input can
     be read back. The grammar is part of its description, and not enforced.
@@ -71,7 +76,8 @@ def custom_tool(
         "required": [CUSTOM_INPUT],
         "additionalProperties": False,
     }
-    return Tool(_declared(name, about.strip(), parameters), strict=True, is_custom=True)
+    declared = _declared(name, about.strip(), parameters)
+    return Tool(declared, strict=True, is_custom=True, is_deferred=is_deferred)
 
 
 def _declared(

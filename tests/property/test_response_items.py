@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from server.dialects.responses.output import seal, unseal
-from server.dialects.responses.read import chat_messages
-from server.dialects.responses.schema import (
+from server.dialects.responses.items import (
     ConversationItem,
     CustomTool,
     FunctionTool,
     NamespaceTool,
 )
+from server.dialects.responses.output import seal, unseal
+from server.dialects.responses.read import chat_messages
 from server.dialects.responses.store import StoredConversation
 from server.dialects.responses.tools import RequestTools
 from server.dialects.responses.write import ResponseForm

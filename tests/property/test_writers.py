@@ -3,6 +3,7 @@ what they have read is the same.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import or_
@@ -284,7 +285,7 @@ def test_a_response(play: Play, include: set[str], reasoning: dict[str, str]) ->
     prompt, request = Conversation(messages=[]), Request("r", pack((1, 2)), 9)
 
     def job(record: RequestRecord, store: ResponseStore) -> Job:
-        given = ReadInput(prompt, RequestTools(body.tools), (), None)
+        given = ReadInput(prompt, RequestTools(body.tools), (), None, Counter())
         form = response_form(body, given, request, MODEL, record, store)
         return Job(
             model=MODEL,

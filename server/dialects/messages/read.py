@@ -2,15 +2,19 @@
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from server.dialects.messages.schema import (
+    BlockParam,
+    CompactionBlockParam,
     CountTokensRequest,
     DocumentBlockParam,
+    ForeignBlockParam,
     MessageParam,
     MessagesRequest,
     RedactedThinkingBlockParam,
@@ -34,6 +38,7 @@ from server.generation.conversation import (
     check_tools,
     texts,
 )
+from server.generation.foreign_history import Note, foreign_note, joined, log_foreign
 from server.generation.request_fields import SampledRequest
 from server.generation.requests import ServedModel
 from server.generation.tools import (
@@ -46,11 +51,13 @@ from server.generation.tools import (
 from server.record import RequestRecord
 
 SPOKEN = (TextBlockParam, DocumentBlockParam, SearchResultBlockParam)
+FOREIGN = (ForeignBlockParam, CompactionBlockParam)
 
 BLOCKS_OF: dict[str, tuple[type[BaseModel], ...]] = {
-    "system": (TextBlockParam,),
-    "user": (*SPOKEN, ToolResultBlockParam),
+    "system": (TextBlockParam, *FOREIGN),
+    "user": (*SPOKEN, ToolResultBlockParam, *FOREIGN),
     "assistant": (
+        *FOREIGN,
         TextBlockParam,
         ThinkingBlockParam,
         RedactedThinkingBlockParam,
@@ -63,7 +70,8 @@ def chat_messages(
     system: Iterable[str], messages: Sequence[MessageParam], tools: Iterable[Tool] = ()
 ) -> list[Message]:
     """The conversation, each turn one message and each tool's result one of its own, which makes
-    those of the tools known that it refers to.
+    those of the tools known that it refers to. So does a system message in the place of a block
+    that refers to tools or defines them.
 
     Raises ApiError (400) for blocks that are not of their role.
     """
@@ -80,10 +88,11 @@ def _merged(role: Role, messages: Sequence[Message]) -> Sequence[Message]:
         return messages
     parts = [part for message in messages for part in message.parts]
     if role == "assistant" and parts:
-        parts = [*texts("".join(part.text for part in parts))]
+        parts = [*texts(joined(part.text for part in parts))]
     reasoning = "".join(message.reasoning for message in messages)
     calls = [call for message in messages for call in message.calls]
-    return [Message(role=role, parts=parts, reasoning=reasoning, calls=calls)]
+    tools = [tool for message in messages for tool in message.tools]
+    return [Message(role=role, parts=parts, reasoning=reasoning, calls=calls, tools=tools)]
 
 
 def _turns(
@@ -91,27 +100,70 @@ def _turns(
 ) -> Iterator[Message]:
     if first := texts(*system):
         yield Message(role="system", parts=first)
+    known = dict(tools)
     for index, message in enumerate(messages):
         _check_blocks(message, f"messages[{index}].content")
-        match message.role:
-            case "user":
-                yield from _users(message, tools)
-            case "assistant":
-                yield _assistants(message)
-            case "system":
-                yield Message(role="system", parts=texts(*block_texts(message.content)))
+        said = [each for block in message.content for each in _said(message.role, block, known)]
+        if said or (message.content and message.role == "assistant"):
+            yield from said
+        else:
+            yield Message(role=message.role)
 
 
-def _users(message: MessageParam, tools: Mapping[str, Tool]) -> Iterator[Message]:
-    """The tool results of a user message, and its texts between and after them."""
-    if not message.content:
-        yield Message(role="user")
-    for block in message.content:
-        match block:
-            case TextBlockParam() | DocumentBlockParam() | SearchResultBlockParam():
-                yield Message(role="user", parts=texts(block.text))
-            case ToolResultBlockParam():
-                yield _result(block, tools)
+def _said(role: Role, block: BlockParam, tools: dict[str, Tool]) -> Iterator[Message]:
+    """What a block says. Tools that it defines are added to `tools`."""
+    match block:
+        case TextBlockParam() | DocumentBlockParam() | SearchResultBlockParam():
+            yield Message(role=role, parts=texts(block.text))
+        case ToolResultBlockParam():
+            yield _result(block, tools)
+        case ThinkingBlockParam():
+            yield Message(role=role, reasoning=block.thinking)
+        case ToolUseBlockParam():
+            arguments = json.dumps(block.input, ensure_ascii=False)
+            yield Message(role=role, calls=[ToolCall(block.id, block.name, arguments)])
+        case CompactionBlockParam():
+            if block.content:
+                yield Message(role=role, parts=texts(Note(block.content)))
+            yield from _made_known(block.tool_changes, tools)
+        case ForeignBlockParam(type="tool_addition" | "tool_search_tool_result"):
+            yield from _made_known([block.model_dump()], tools)
+        case ForeignBlockParam():
+            if (note := foreign_note(block.type, block.model_dump())) is not None:
+                yield Message(role=role, parts=texts(note))
+
+
+def _made_known(changes: Iterable[object], tools: dict[str, Tool]) -> Iterator[Message]:
+    """The message that makes tools known which `tool_addition` blocks and the results of
+    Anthropic's own search have. Definitions are added to `tools`; unknown tools are passed over.
+    """
+    found = list[Tool]()
+    for each in chain.from_iterable(map(_tool_changes, changes)):
+        match each:
+            case {"type": "tool_definition", "definition": dict(definition)}:
+                for tool in _defined(definition):
+                    found.append(tools.setdefault(tool.name, tool))
+            case {"tool_name": str(name)} | {"type": "tool_reference", "name": str(name)}:
+                found += [tools[name]] if name in tools else []
+    if found:
+        yield Message(role="system", tools=found)
+
+
+def _tool_changes(change: object) -> Sequence[object]:
+    match change:
+        case {"type": "tool_addition", "tool": tool}:
+            return [tool]
+        case {"content": {"tool_references": list(references)}}:
+            return references
+        case _:
+            return []
+
+
+def _defined(definition: Mapping[str, object]) -> Sequence[Tool]:
+    try:
+        return _tools([ToolParam.model_validate(definition)])
+    except ValidationError:
+        return []
 
 
 def _result(block: ToolResultBlockParam, tools: Mapping[str, Tool]) -> Message:
@@ -126,23 +178,25 @@ def _result(block: ToolResultBlockParam, tools: Mapping[str, Tool]) -> Message:
     )
 
 
-def _assistants(message: MessageParam) -> Message:
-    said, thoughts, calls = list[str](), list[str](), list[ToolCall]()
-    for block in message.content:
-        match block:
-            case TextBlockParam():
-                said.append(block.text)
-            case ThinkingBlockParam():
-                thoughts.append(block.thinking)
-            case ToolUseBlockParam():
-                arguments = json.dumps(block.input, ensure_ascii=False)
-                calls.append(ToolCall(block.id, block.name, arguments))
-    return Message(role="assistant", parts=texts(*said), reasoning="".join(thoughts), calls=calls)
-
-
 def block_texts(blocks: Iterable[BaseModel]) -> list[str]:
-    """The texts of the blocks that have one, of documents too."""
-    return [block.text for block in blocks if isinstance(block, SPOKEN)]
+    """The texts of the blocks that have one, of documents and foreign blocks too."""
+    found = list[str]()
+    for block in blocks:
+        match block:
+            case TextBlockParam() | DocumentBlockParam() | SearchResultBlockParam():
+                found.append(block.text)
+            case ForeignBlockParam():
+                note = foreign_note(block.type, block.model_dump())
+                found += [] if note is None else [note]
+    return found
+
+
+def _foreign_kinds(messages: Iterable[MessageParam]) -> Counter[str]:
+    """The number of foreign blocks by their types."""
+    blocks = [block for message in messages for block in message.content]
+    results = [block for block in blocks if isinstance(block, ToolResultBlockParam)]
+    inner = chain.from_iterable(result.content for result in results)
+    return Counter(each.type for each in (*blocks, *inner) if isinstance(each, ForeignBlockParam))
 
 
 def _check_blocks(message: MessageParam, place: str) -> None:
@@ -170,6 +224,7 @@ Fields = dict[str, Any]
 def as_chat(body: MessagesRequest, model: ServedModel, record: RequestRecord) -> Chat:
     """Notes the body's `cache_control` fields in the record. Raises ApiError (400)."""
     record.cache_marks = body.cache_control_count
+    log_foreign(_foreign_kinds(body.messages), record.id)
     choice = body.tool_choice
     return Chat(
         conversation=conversation(body, model),
@@ -196,7 +251,7 @@ def conversation(body: CountTokensRequest, model: ServedModel) -> Conversation:
     return Conversation(
         messages=messages,
         tools=tools,
-        tool_choice=_choice(body.tool_choice),
+        tool_choice=_choice(body),
         continue_final_message=is_continued,
         cache_salt=body.cache_salt,
         **body.thinking_choice.conversation_fields,
@@ -214,21 +269,29 @@ def _tools(tools: Sequence[ToolParam]) -> list[Tool]:
         log.info("left out, as they run at Anthropic alone: tools of types %r", kinds[:MAX_LOGGED])
     runs_search = any(tool.is_hosted and tool.type.startswith(SEARCHES) for tool in tools)
     return [
-        function_tool(
-            tool.name,
-            tool.description,
-            tool.input_schema,
-            strict=tool.strict,
-            is_deferred=tool.defer_loading and not runs_search,
-        )
+        _function(tool, is_deferred=tool.defer_loading and not runs_search)
         for tool in tools
         if not tool.is_hosted
     ]
 
 
-def _choice(choice: ToolChoiceParam | None) -> ToolChoice:
+def _function(tool: ToolParam, *, is_deferred: bool) -> Tool:
+    known = tool.client_tool
+    return function_tool(
+        tool.function_name,
+        known.description if known else tool.description,
+        known.parameters if known else tool.input_schema,
+        strict=tool.strict,
+        is_deferred=is_deferred,
+    )
+
+
+def _choice(body: CountTokensRequest) -> ToolChoice:
+    choice = body.tool_choice
     match choice:
         case None:
+            return ToolChoice()
+        case _ if body.chooses_dropped:
             return ToolChoice()
         case ToolChoiceParam(type="tool", name=name):
             return ToolChoice("required", frozenset({name}))

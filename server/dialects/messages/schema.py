@@ -6,12 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
     BeforeValidator,
+    ConfigDict,
     Field,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
+from server.dialects.messages.client_tools import PREFIXES, ClientTool, client_tool
 from server.dialects.openai import as_parts
 from server.dialects.thinking_fields import ThinkingFields
 from server.errors import UNSUPPORTED
@@ -31,14 +33,16 @@ from server.json_model import (
     RequestModel,
     any_of,
     of_type,
+    other_types,
     present,
     refused,
     type_of,
 )
 
+UNTYPED = "content blocks of this type are not supported"
 BY_TYPE = ByType(
     unknown="content blocks of type '{kind}' are not supported here",
-    untyped="content blocks of this type are not supported",
+    untyped=UNTYPED,
 )
 
 
@@ -187,9 +191,43 @@ class ToolReferenceBlockParam(CacheControlled):
     tool_name: str = Field(min_length=1, max_length=256)
 
 
-ResultBlock: TypeAlias = TextBlock | ToolReferenceBlockParam
+class CompactionBlockParam(CacheControlled):
+    """The summary of a conversation up to here; without content there is none."""
+
+    type: Literal["compaction"]
+    content: str | None = None
+    tool_changes: list[Any] = Field(default_factory=list, max_length=MAX_TOOLS)
+
+
+def _of_other_types(schema: JsonSchemaValue) -> None:
+    blocks = (
+        TextBlockParam,
+        ImageBlockParam,
+        DocumentBlockParam,
+        SearchResultBlockParam,
+        ThinkingBlockParam,
+        RedactedThinkingBlockParam,
+        ToolUseBlockParam,
+        ToolResultBlockParam,
+        ToolReferenceBlockParam,
+        CompactionBlockParam,
+    )
+    schema["properties"]["type"] |= other_types(*blocks)
+
+
+class ForeignBlockParam(CacheControlled):
+    """A block of another kind. What it says becomes a text; what says nothing is skipped."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=_of_other_types)
+
+    type: str
+
+
+FOREIGN = ByType(foreign=ForeignBlockParam, untyped=UNTYPED)
+
+ResultBlock: TypeAlias = TextBlock | ToolReferenceBlockParam | ForeignBlockParam
 ResultBlocks = Annotated[
-    list[Annotated[ResultBlock, BY_TYPE]],
+    list[Annotated[ResultBlock, FOREIGN]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 Result = Annotated[
@@ -216,9 +254,11 @@ BlockParam: TypeAlias = (
     | RedactedThinkingBlockParam
     | ToolUseBlockParam
     | ToolResultBlockParam
+    | CompactionBlockParam
+    | ForeignBlockParam
 )
 Blocks = Annotated[
-    list[Annotated[BlockParam, BY_TYPE]],
+    list[Annotated[BlockParam, FOREIGN]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 Content = Annotated[Blocks, BeforeValidator(as_parts, json_schema_input_type=str | Blocks)]
@@ -237,7 +277,14 @@ Messages = Annotated[
     list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
 ]
 
-HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset")
+HOSTED = (
+    "advisor_",
+    "web_search_",
+    "web_fetch_",
+    "code_execution_",
+    "tool_search_tool_",
+    "mcp_toolset",
+)
 """How the types of those begin that Anthropic's servers run themselves."""
 
 
@@ -251,7 +298,7 @@ class ToolParam(CacheControlled):
         present(name=_NAME, input_schema=OBJECT),
         {
             "properties": {
-                "type": {"type": "string", "pattern": f"^({'|'.join(HOSTED)})"},
+                "type": {"type": "string", "pattern": f"^({'|'.join((*HOSTED, *PREFIXES))})"},
                 "input_schema": NULL,
             },
             "required": ["type"],
@@ -271,16 +318,32 @@ class ToolParam(CacheControlled):
     def is_hosted(self) -> bool:
         return self.input_schema is None and self.type.startswith(HOSTED)
 
+    @property
+    def client_tool(self) -> ClientTool | None:
+        """The tool whose parameters Anthropic defines."""
+        return client_tool(self.type) if self.input_schema is None else None
+
+    @property
+    def function_name(self) -> str:
+        """The name of its function."""
+        known = self.client_tool
+        return known.name if known and not self.name else self.name
+
     @model_validator(mode="after")
     def _known(self) -> Self:
         if self.is_hosted:
             return self
+        if self.client_tool:
+            return self._named(self.function_name)
         if self.input_schema is None and self.type != "custom":
             message = "tools of type '{kind}' are not supported; declare one with an input_schema"
             raise PydanticCustomError(UNSUPPORTED, message, {"kind": self.type})
         if self.input_schema is None:
             raise PydanticCustomError("tool", "input_schema is missing")
-        if not re.fullmatch(FUNCTION_NAME, self.name):
+        return self._named(self.name)
+
+    def _named(self, name: str) -> Self:
+        if not re.fullmatch(FUNCTION_NAME, name):
             message = "the name must match {pattern}"
             raise PydanticCustomError("tool", message, {"pattern": FUNCTION_NAME})
         return self
@@ -335,8 +398,9 @@ class CountTokensRequest(CacheControlled, ThinkingFields):
 
     @model_validator(mode="after")
     def _choosable(self) -> Self:
-        choice, names = self.tool_choice, {tool.name for tool in self.declared_tools}
-        if choice is None or choice.type in {"auto", "none"}:
+        choice = self.tool_choice
+        names = {tool.function_name for tool in self.declared_tools}
+        if choice is None or choice.type in {"auto", "none"} or self.chooses_dropped:
             return self
         if not names:
             raise PydanticCustomError("tool_choice", "tool_choice: there are no tools to choose")
@@ -348,6 +412,20 @@ class CountTokensRequest(CacheControlled, ThinkingFields):
     def _efforts(self) -> Iterator[tuple[str, ReasoningEffort | None]]:
         yield "output_config.effort", self.output_config.effort
         yield from super()._efforts()
+
+    @property
+    def chooses_dropped(self) -> bool:
+        """Whether it has to call a tool of which none is left, as hosted ones are dropped."""
+        hosted = [tool for tool in self.tools if tool.is_hosted]
+        match self.tool_choice:
+            case ToolChoiceParam(type="any"):
+                return bool(hosted) and not self.declared_tools
+            case ToolChoiceParam(type="tool", name=name) if name:
+                return any(tool.name == name or tool.type.startswith(name) for tool in hosted) and (
+                    all(tool.function_name != name for tool in self.declared_tools)
+                )
+            case _:
+                return False
 
     @property
     def declared_tools(self) -> list[ToolParam]:

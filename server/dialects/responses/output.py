@@ -67,7 +67,67 @@ class CustomToolCallOutput(_Call):
     input: str
 
 
-OutputItem = OutputMessage | ReasoningOutput | FunctionCallOutput | CustomToolCallOutput
+class PatchOperation(TypedDict):
+    type: Literal["create_file", "update_file", "delete_file"]
+    path: str
+    diff: NotRequired[str]
+
+
+class ApplyPatchCallOutput(_Item):
+    type: Literal["apply_patch_call"]
+    call_id: str
+    operation: PatchOperation
+
+
+class ShellAction(TypedDict):
+    commands: list[str]
+    timeout_ms: int | None
+    max_output_length: int | None
+
+
+class LocalEnvironment(TypedDict):
+    type: Literal["local"]
+
+
+class ShellCallOutput(_Item):
+    type: Literal["shell_call"]
+    call_id: str
+    action: ShellAction
+    environment: LocalEnvironment
+
+
+class LocalShellAction(TypedDict):
+    type: Literal["exec"]
+    command: list[str]
+    env: dict[str, str]
+    timeout_ms: int | None
+    user: str | None
+    working_directory: str | None
+
+
+class LocalShellCallOutput(_Item):
+    type: Literal["local_shell_call"]
+    call_id: str
+    action: LocalShellAction
+
+
+class ToolSearchCallOutput(_Item):
+    type: Literal["tool_search_call"]
+    call_id: str
+    arguments: dict[str, Any]
+    execution: Literal["client"]
+
+
+OutputItem = (
+    OutputMessage
+    | ReasoningOutput
+    | FunctionCallOutput
+    | CustomToolCallOutput
+    | ApplyPatchCallOutput
+    | ShellCallOutput
+    | LocalShellCallOutput
+    | ToolSearchCallOutput
+)
 
 
 class InputTokensDetails(TypedDict):
@@ -260,6 +320,22 @@ class CustomInputDone(_WithinItem):
     input: str
 
 
+class _WithinCommand(TypedDict):
+    sequence_number: int
+    output_index: int
+    command_index: int
+
+
+class ShellCommandEvent(_WithinCommand):
+    type: Literal["response.shell_call_command.added", "response.shell_call_command.done"]
+    command: str
+
+
+class ShellCommandDelta(_WithinCommand):
+    type: Literal["response.shell_call_command.delta"]
+    delta: str
+
+
 RESPONSE_EVENTS: Sequence[AnswerType] = (
     StatusEvent,
     ItemEvent,
@@ -275,6 +351,8 @@ RESPONSE_EVENTS: Sequence[AnswerType] = (
     ArgumentsDone,
     CustomInputDelta,
     CustomInputDone,
+    ShellCommandEvent,
+    ShellCommandDelta,
     ResponsesErrorEvent,
 )
 

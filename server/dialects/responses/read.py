@@ -10,27 +10,30 @@ from typing import Any, TypeGuard
 from pydantic import TypeAdapter
 
 from server.dialects.files import FileFields
-from server.dialects.responses.output import unseal
-from server.dialects.responses.schema import (
+from server.dialects.responses.client_tools import FORM_BY_ITEM, output_text
+from server.dialects.responses.items import (
     AdditionalToolsItem,
+    ClientCallItem,
+    ClientOutputItem,
     ConversationItem,
     CustomToolCallItem,
+    ForeignItem,
     FunctionCallItem,
     FunctionTool,
-    InputTokensRequest,
     ItemReference,
     MediaContent,
     MessageItem,
     ReasoningItem,
     RefusalContent,
-    ResponsesRequest,
     TextContent,
     ToolOutputItem,
     ToolSearchCallItem,
     ToolSearchOutputItem,
 )
+from server.dialects.responses.output import unseal
+from server.dialects.responses.schema import InputTokensRequest, ResponsesRequest
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
-from server.dialects.responses.tools import RequestTools, chat_choice, function_name, is_enforceable
+from server.dialects.responses.tools import RequestTools, function_name, is_enforceable
 from server.errors import ApiError, InvalidField
 from server.generation.conversation import (
     ROLES,
@@ -41,17 +44,18 @@ from server.generation.conversation import (
     check_messages,
     texts,
 )
+from server.generation.foreign_history import foreign_note, joined
 from server.generation.requests import ServedModel
 from server.generation.tools import Tool, ToolCall, custom_arguments
 from server.json_size import check_json_size
 
 Part = TextContent | RefusalContent | FileFields | MediaContent
 
-TOOL_SEARCH = "tool_search"
-"""The name of the function by which a model looks for tools."""
+MISSING_ID = "toolfound"
+"""The id of a call that has none. Mistral's templates take nine letters and digits."""
 
-SEARCH_ID = "toolfound"
-"""The id of a call of it that has none. Mistral's templates take nine letters and digits."""
+FROM_CLIENTS = ("agent_message", "mcp_approval_response")
+"""Foreign items that are not the model's. Neither are those of outputs of calls."""
 
 MEDIA_NOTE = "(An image or a file stood here. This model reads text alone.)"
 
@@ -90,6 +94,7 @@ class _Messages:
     def __init__(self, found: Iterable[Sequence[Tool]]) -> None:
         self._found = iter(found)
         self._turns: list[Message] = []
+        self._call_ids = dict[str, str]()  # by the ids of their items
         self._begin_answer()
 
     def _begin_answer(self) -> None:
@@ -120,20 +125,36 @@ class _Messages:
                 self._calls.append(ToolCall(id, name, custom_arguments(item.input)))
             case ToolOutputItem(call_id=id):
                 output = texts(*map(_text, item.output))
-                self.add_turn(Message(role="tool", parts=output, answered_call=id))
-            case ToolSearchCallItem(call_id=id):
-                arguments = json.dumps(item.arguments or {}, ensure_ascii=False)
-                self._calls.append(ToolCall(id or SEARCH_ID, TOOL_SEARCH, arguments))
+                self.add_turn(Message(role="tool", parts=output, answered_call=id or MISSING_ID))
+            case ToolSearchCallItem() | ClientCallItem():
+                form = FORM_BY_ITEM[item.type]
+                arguments = json.dumps(form.arguments(item.model_dump()), ensure_ascii=False)
+                call_id = item.call_id or item.id or MISSING_ID
+                self._call_ids[item.id or call_id] = call_id
+                self._calls.append(ToolCall(call_id, form.tool, arguments))
+            case ClientOutputItem(id=id):
+                call_id = item.call_id or self._call_ids.get(id or "") or id or MISSING_ID
+                output = texts(output_text(item.output, item.status))
+                self.add_turn(Message(role="tool", parts=output, answered_call=call_id))
             case ToolSearchOutputItem(call_id=id):
                 tools = next(self._found)
                 names = ", ".join(tool.name for tool in tools)
                 output = texts(f"Found: {names}." if names else "Nothing was found.")
                 self.add_turn(
-                    Message(role="tool", parts=output, answered_call=id or SEARCH_ID, tools=tools)
+                    Message(role="tool", parts=output, answered_call=id or MISSING_ID, tools=tools)
                 )
             case AdditionalToolsItem():
                 self.add_turn(Message(role="system", tools=next(self._found)))
+            case ForeignItem():
+                self._add_foreign(item)
         self._ends_with_message = isinstance(item, MessageItem)
+
+    def _add_foreign(self, item: ForeignItem) -> None:
+        note = foreign_note(item.type, item.model_dump())
+        if note is not None and _is_from_client(item):
+            self.add_turn(Message(role="user", parts=texts(note)))
+        elif note is not None:
+            self._texts.append(note)
 
     def add_turn(self, turn: Message) -> None:
         """Add what another role says."""
@@ -145,7 +166,7 @@ class _Messages:
         if self._texts or self._calls:
             answer = Message(
                 role="assistant",
-                parts=texts("".join(self._texts)) if self._texts else (),
+                parts=texts(joined(self._texts)) if self._texts else (),
                 reasoning="".join(self._thoughts),
                 calls=self._calls,
             )
@@ -155,6 +176,10 @@ class _Messages:
 
 def _is_system(item: ConversationItem) -> TypeGuard[MessageItem]:
     return isinstance(item, MessageItem) and ROLES[item.role] == "system"
+
+
+def _is_from_client(item: ForeignItem) -> bool:
+    return item.type in FROM_CLIENTS or item.type.endswith("_call_output")
 
 
 def _text(part: Part) -> str:
@@ -198,8 +223,11 @@ ID_PREFIXES = {
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
     "additional_tools": "at",
-    "tool_search_call": "tsc",
     "tool_search_output": "tso",
+    "apply_patch_call_output": "apco",
+    "shell_call_output": "sho",
+    "local_shell_call_output": "lsho",
+    **{form.item: form.prefix for form in FORM_BY_ITEM.values()},
 }
 
 WireItem = dict[str, Any]
@@ -208,7 +236,7 @@ WireItem = dict[str, Any]
 def stored_items(items: Iterable[ConversationItem], suffix: str) -> Iterator[StoredItem]:
     """The items as they are stored. One without an id gets one that ends in the suffix."""
     for index, item in enumerate(items):
-        id = item.id or f"{ID_PREFIXES[item.type]}_{suffix}i{index:02x}"
+        id = item.id or f"{ID_PREFIXES.get(item.type, 'item')}_{suffix}i{index:02x}"
         wire = {"id": id, "type": item.type, "status": "completed", **_fields(item)}
         yield StoredItem(id, json.dumps(wire, ensure_ascii=False).encode())
 
@@ -219,7 +247,8 @@ def _fields(item: ConversationItem) -> WireItem:
             text_type = "output_text" if item.role == "assistant" else "input_text"
             return {"role": item.role, "content": _wire_parts(item.content, text_type)}
         case ToolOutputItem():
-            return {"call_id": item.call_id, "output": _wire_parts(item.output, "input_text")}
+            called = {} if item.call_id is None else {"call_id": item.call_id}
+            return {**called, "output": _wire_parts(item.output, "input_text")}
         case ReasoningItem():
             content = _wire_parts(item.content, "reasoning_text")
             sealed = item.encrypted_content
@@ -249,7 +278,7 @@ def _conversation(
     tools: RequestTools,
 ) -> Conversation:
     messages = chat_messages(body.instructions, items, tools.found)
-    choice = chat_choice(body.tool_choice)
+    choice = tools.choice(body.tool_choice)
     check_messages(messages, "input")
     check_choice(choice, [*tools.functions, *chain.from_iterable(tools.found)])
     return Conversation(
@@ -268,13 +297,15 @@ _ITEMS = TypeAdapter(list[ConversationItem])
 @dataclass(frozen=True, slots=True)
 class ReadInput:
     """A request's prompt and tools, and their sources: `items` are the request's own with resolved
-    references, `before` is the response that it continues.
+    references, `before` is the response that it continues. `foreign` counts the items of other
+    servers by their types.
     """
 
     prompt: Conversation
     tools: RequestTools
     items: Sequence[ConversationItem]
     before: StoredConversation | None
+    foreign: Counter[str]
 
 
 def referenced_bytes(body: InputTokensRequest, store: ResponseStore, owner: str) -> int:
@@ -309,7 +340,8 @@ def read_input(
     found = [item.tools for item in (*history, *items) if isinstance(item, WITH_TOOLS)]
     tools = RequestTools(body.tools, found, is_strict)
     prompt = _conversation(body, [*history, *items], tools)
-    return ReadInput(prompt, tools, items, before)
+    foreign = Counter(item.type for item in (*history, *items) if isinstance(item, ForeignItem))
+    return ReadInput(prompt, tools, items, before, foreign)
 
 
 def _previous(id: str | None, store: ResponseStore, owner: str) -> StoredConversation | None:

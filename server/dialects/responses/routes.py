@@ -17,6 +17,7 @@ from engine.values.request import Request
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
 from server.dialects.job import COMMENTS, Job, json_response, respond_with
 from server.dialects.responses.background import BackgroundDependency
+from server.dialects.responses.items import FunctionTool
 from server.dialects.responses.output import (
     RESPONSE_EVENTS,
     DeletedResponse,
@@ -32,7 +33,7 @@ from server.dialects.responses.read import (
     referenced_bytes,
     stored_items,
 )
-from server.dialects.responses.schema import FunctionTool, InputTokensRequest, ResponsesRequest
+from server.dialects.responses.schema import InputTokensRequest, ResponsesRequest
 from server.dialects.responses.store import (
     ResponseStore,
     StoredConversation,
@@ -43,6 +44,7 @@ from server.dialects.responses.tools import RequestTools, is_enforceable
 from server.dialects.responses.write import ResponseForm
 from server.errors import UNSUPPORTED, ApiError, InvalidField, invalid
 from server.fairness import LARGE_BYTES
+from server.generation.foreign_history import log_foreign
 from server.generation.requests import ServedModel, prepare_chat
 from server.http.stream import client_waiting
 from server.record import RequestRecord
@@ -125,6 +127,7 @@ class ResponseMaker:
         given = self.read(body, is_strict)
         if given.tools.hosted:
             log.info("request %s: no such tools here: %r", record.id, given.tools.hosted)
+        log_foreign(given.foreign, record.id)
         request, plan = prepare_chat(as_chat(body, given.prompt, model), model, record)
         form = response_form(body, given, request, model, record, self.store)
         job = Job(

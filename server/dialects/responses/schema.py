@@ -1,10 +1,11 @@
-"""The bodies of `POST /v1/responses` and `/v1/responses/input_tokens`: items, tools, settings."""
+"""The bodies of `POST /v1/responses` and `/v1/responses/input_tokens`."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BeforeValidator,
+    ConfigDict,
     Field,
     StringConstraints,
     Tag,
@@ -14,12 +15,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from server.dialects.files import FileFields
-from server.dialects.openai import as_parts
 from server.dialects.openai_tools import CHOICE_KIND, TaggedMode
+from server.dialects.responses.items import InputItem, ResponseTools, ToolName
 from server.dialects.thinking_fields import ReasoningParam, ThinkingFields
 from server.errors import UNSUPPORTED
-from server.generation.conversation import MAX_PARTS
 from server.generation.foreign_fields import Unsupported
 from server.generation.request_fields import (
     ANY_OBJECT,
@@ -29,7 +28,7 @@ from server.generation.request_fields import (
     StructuredRequest,
     of_schema,
 )
-from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
+from server.generation.tools import MAX_TOOLS
 from server.json_model import (
     OBJECT,
     ByType,
@@ -37,226 +36,11 @@ from server.json_model import (
     any_of,
     at_most,
     of_type,
+    other_types,
     present,
 )
 
 MAX_ITEMS = 10_000
-
-ItemId = Annotated[str, Field(max_length=256)]
-
-
-class TextContent(RequestModel):
-    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
-    text: str
-
-
-class RefusalContent(RequestModel):
-    type: Literal["refusal"]
-    refusal: str
-
-
-class FileContent(FileFields):
-    """A file of text."""
-
-    type: Literal["input_file"]
-
-    @model_validator(mode="after")
-    def _is_text(self) -> Self:
-        self.required_text()
-        return self
-
-
-class OutputFileContent(FileFields):
-    """A file in a tool's output. Of one that is no text the prompt says that it cannot be shown."""
-
-    type: Literal["input_file"]
-
-
-class MediaContent(RequestModel):
-    """An image in a tool's output. The prompt says that it cannot be shown."""
-
-    type: Literal["input_image"]
-
-
-MessagePart = Annotated[
-    TextContent | RefusalContent | FileContent,
-    ByType(TextContent, unknown="parts of type '{kind}' are not supported, only text"),
-]
-OutputPart = Annotated[
-    TextContent | RefusalContent | OutputFileContent | MediaContent, ByType(TextContent)
-]
-
-_MessageParts = Annotated[list[MessagePart], Field(max_length=MAX_PARTS, fail_fast=True)]
-_OutputParts = Annotated[list[OutputPart], Field(max_length=MAX_PARTS, fail_fast=True)]
-_TextParts = Annotated[list[TextContent], Field(max_length=MAX_PARTS, fail_fast=True)]
-MessageContent = Annotated[
-    _MessageParts, BeforeValidator(as_parts, json_schema_input_type=str | _MessageParts)
-]
-OutputContent = Annotated[
-    _OutputParts, BeforeValidator(as_parts, json_schema_input_type=str | _OutputParts)
-]
-
-
-ToolName = Annotated[str, Field(pattern=FUNCTION_NAME)]
-
-
-class FunctionTool(RequestModel):
-    type: Literal["function"]
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = Field(
-        None, description="Left out: strict, if a grammar can enforce all that `parameters` say."
-    )
-
-
-class InputFormat(RequestModel):
-    """The format of a custom tool's input. It is in the prompt, and not enforced."""
-
-    type: Literal["text", "grammar"]
-    syntax: str | None = Field(None, max_length=64)
-    definition: str | None = None
-
-
-class CustomTool(RequestModel):
-    """A tool whose input is free text."""
-
-    type: Literal["custom"]
-    name: ToolName
-    description: str | None = None
-    format: InputFormat | None = None
-
-
-class HostedTool(RequestModel):
-    """Any other: run by OpenAI's servers, or by clients with a protocol of its own. Dropped."""
-
-    type: str
-
-
-NamespacedTool = Annotated[FunctionTool | CustomTool | HostedTool, ByType(HostedTool)]
-
-
-class NamespaceTool(RequestModel):
-    """Tools under a common name: each is called by its own name within this one."""
-
-    type: Literal["namespace"]
-    name: ToolName
-    description: str | None = None
-    tools: list[NamespacedTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
-
-
-ResponseTool = Annotated[FunctionTool | CustomTool | NamespaceTool | HostedTool, ByType(HostedTool)]
-ResponseTools = Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
-
-
-class _Item(RequestModel):
-    id: ItemId | None = None
-
-
-class MessageItem(_Item):
-    """A message of any role."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: MessageContent
-
-
-class _CallItem(_Item):
-    call_id: ItemId
-    name: str
-    namespace: str | None = None
-
-
-class FunctionCallItem(_CallItem):
-    """A call that the model made. `namespace` is that of the tool, where it has one."""
-
-    type: Literal["function_call"]
-    arguments: str
-
-
-class CustomToolCallItem(_CallItem):
-    """A call of a custom tool, whose input is free text."""
-
-    type: Literal["custom_tool_call"]
-    input: str
-
-
-class ToolOutputItem(_Item):
-    """The output of a tool call."""
-
-    type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: ItemId
-    output: OutputContent
-
-
-class ReasoningItem(_Item):
-    """Reasoning: `content`, `encrypted_content` or `summary`, the first of these that is there."""
-
-    type: Literal["reasoning"]
-    content: _TextParts = Field(default_factory=list)
-    summary: _TextParts = Field(default_factory=list)
-    encrypted_content: str | None = None
-
-
-class AdditionalToolsItem(_Item):
-    """Tools that are known from here on."""
-
-    type: Literal["additional_tools"]
-    role: Literal["developer"] = "developer"
-    tools: ResponseTools
-
-
-class ToolSearchCallItem(_Item):
-    """A call of `tool_search`."""
-
-    type: Literal["tool_search_call"]
-    call_id: ItemId | None = None
-    arguments: Any = None
-    execution: Literal["server", "client"] = "server"
-
-
-class ToolSearchOutputItem(_Item):
-    """Tools that a `tool_search_call` has found. They are known from here on."""
-
-    type: Literal["tool_search_output"]
-    call_id: ItemId | None = None
-    tools: ResponseTools
-    execution: Literal["server", "client"] = "server"
-
-
-class ItemReference(RequestModel):
-    """An item that is stored. Clients may leave the type out."""
-
-    type: Literal["item_reference"] = "item_reference"
-    id: ItemId
-
-
-def _typed(item: object) -> object:
-    """An item that has an id and nothing else is a reference."""
-    if isinstance(item, dict) and {key for key in item if item[key] is not None} == {"id"}:
-        return {**item, "type": "item_reference"}
-    return item
-
-
-_Items = (
-    MessageItem
-    | FunctionCallItem
-    | CustomToolCallItem
-    | ToolOutputItem
-    | ReasoningItem
-    | AdditionalToolsItem
-    | ToolSearchCallItem
-    | ToolSearchOutputItem
-)
-ConversationItem = Annotated[_Items, ByType(MessageItem)]
-"""An item itself."""
-
-InputItem = Annotated[
-    _Items | ItemReference,
-    ByType(MessageItem, unknown="items of type '{kind}' are not supported"),
-    BeforeValidator(_typed),
-]
-"""An item, or a reference to one."""
 
 
 class ChosenTool(RequestModel):
@@ -267,16 +51,27 @@ class ChosenTool(RequestModel):
     namespace: ToolName | None = None
 
 
+class ChosenKind(RequestModel):
+    """The tools of one kind, as `apply_patch` or `web_search`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = Field(max_length=64, json_schema_extra=other_types(ChosenTool))
+
+
+_Chosen = Annotated[ChosenTool | ChosenKind, ByType(ChosenKind)]
+
+
 class ChosenTools(RequestModel):
     """Only these may be called; all tools are in the prompt."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"
-    tools: list[ChosenTool] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
+    tools: list[_Chosen] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
 
 
 ResponseToolChoice = Annotated[
-    TaggedMode | Annotated[ChosenTool, Tag("Named")] | Annotated[ChosenTools, Tag("Allowed")],
+    TaggedMode | Annotated[_Chosen, Tag("Named")] | Annotated[ChosenTools, Tag("Allowed")],
     CHOICE_KIND,
 ]
 

@@ -7,6 +7,7 @@ events and responses that have it repeat these bytes.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -14,6 +15,7 @@ from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from server.dialects.job import StreamWriter
 from server.dialects.openai import chat_logprobs, wire_finish_reason
+from server.dialects.responses.client_tools import CallForm
 from server.dialects.responses.output import (
     ItemStatus,
     ResponseError,
@@ -32,7 +34,7 @@ from server.dialects.responses.tools import ClientTool
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
 from server.generation.stream import kept_bytes
-from server.generation.tools import custom_input
+from server.generation.tools import arguments_object, custom_input
 from server.http.stream import EVENT_STREAM, sse_event
 from server.record import RequestRecord
 
@@ -132,7 +134,7 @@ class ResponseForm:
         (choice,) = choices
         items = list[StoredItem]()
         for block in choice.blocks:
-            item = Item(self, block)
+            item = item_of(self, block)
             item.add_logprobs(block.logprobs)
             items.append(item.complete(_item_status(choice, block)))
         return self.stored(_status(choice), items, usage=_usage(usage))
@@ -182,11 +184,10 @@ class ResponseForm:
 class Item:
     """A block as an item of a response's output."""
 
-    def __init__(self, form: ResponseForm, block: Block) -> None:
+    def __init__(self, form: ResponseForm, block: Block, tool: ClientTool) -> None:
         self._form = form
         self._block = block
         self._logprobs = list[bytes]()  # each some members of a JSON list
-        tool = form.tools.get(block.name) or ClientTool(block.name)  # or the model made it up
         match block.kind:
             case "text":
                 self._kind = KINDS["text"]
@@ -269,6 +270,77 @@ class Item:
         return f"{self._kind.event}.{end}", members
 
 
+class FormedCall:
+    """A call of a tool whose calls are items of a kind of their own. They are made of its complete
+    arguments, so nothing is sent before. A call that is cut off, or whose arguments make no such
+    item, is a function call: no client runs half a command.
+    """
+
+    def __init__(self, form: ResponseForm, block: Block, call_form: CallForm) -> None:
+        self._block = block
+        self._form = call_form
+        self._head = {
+            "id": f"{call_form.prefix}_{form.record.id}{block.index:02x}",
+            "type": call_form.item,
+            "call_id": block.call_id,
+        }
+        self._fields: dict[str, Any] | None = None
+        self._function_call = Item(form, block, ClientTool(block.name))
+
+    def opened(self) -> Iterator[Event]:
+        return iter(())
+
+    def grew(self, text: str, logprobs: Sequence[TokenLogprob]) -> Iterator[Event]:
+        return iter(())
+
+    def add_logprobs(self, logprobs: Sequence[TokenLogprob]) -> bytes:
+        return b""
+
+    def complete(self, status: ItemStatus) -> StoredItem:
+        """The item with all that the call says."""
+        arguments = arguments_object(self._block.text, "on") if status == "completed" else None
+        self._fields = None if arguments is None else self._form.fields(arguments)
+        if self._fields is None:
+            return self._function_call.complete(status)
+        return StoredItem(self._head["id"], self._json("completed"))
+
+    def closed(self, item: StoredItem) -> Iterator[Event]:
+        """All events of the item, which is complete."""
+        if self._fields is None:
+            yield from self._function_call.opened()
+            yield from self._function_call.grew(self._block.text, ())
+            yield from self._function_call.closed(item)
+            return
+        yield self._event("response.output_item.added", b'"item":%b' % self._json("in_progress"))
+        if self._form.tool == "shell":
+            for index, command in enumerate(self._fields["action"]["commands"]):
+                yield from self._command_events(index, command)
+        yield self._event("response.output_item.done", b'"item":%b' % item.json)
+
+    def _command_events(self, index: int, command: str) -> Iterator[Event]:
+        for end, key, text in (
+            ("added", "command", ""),
+            ("delta", "delta", command),
+            ("done", "command", command),
+        ):
+            members = to_json({"command_index": index, key: text})[1:-1]
+            yield self._event(f"response.shell_call_command.{end}", members)
+
+    def _event(self, type: str, members: bytes) -> Event:
+        return type, b'"output_index":%d,%b' % (self._block.index, members)
+
+    def _json(self, status: ItemStatus) -> bytes:
+        return to_json({**self._head, "status": status, **(self._fields or {})})
+
+
+def item_of(form: ResponseForm, block: Block) -> Item | FormedCall:
+    """The item of a block."""
+    tool = form.tools.get(block.name) or ClientTool(block.name)  # or the model made it up
+    if block.kind == "call" and tool.form is not None:
+        return FormedCall(form, block, tool.form)
+    return Item(form, block, tool)
+
+
 class ResponseWriter(StreamWriter):
     """The typed events of one response.
 
@@ -277,7 +349,7 @@ class ResponseWriter(StreamWriter):
     """
 
     media_type = EVENT_STREAM
-    _item: Item  # of the latest block
+    _item: "Item | FormedCall"  # of the latest block
 
     def __init__(self, form: ResponseForm, choice: Choice) -> None:
         self._form = form
@@ -309,7 +381,7 @@ class ResponseWriter(StreamWriter):
     def _events(self, step: Step) -> Iterator[Event]:
         match step:
             case Opened(block):
-                self._item = Item(self._form, block)
+                self._item = item_of(self._form, block)
                 yield from self._item.opened()
             case Grew(_, text, logprobs):
                 yield from self._item.grew(text, logprobs)

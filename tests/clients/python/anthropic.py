@@ -4,9 +4,11 @@ from typing import Any
 
 import anthropic
 from anthropic import Anthropic
+from anthropic.types.beta import BetaContentBlockParam
 
 from tests.clients import scenario
 from tests.clients.checks import Daemon, Scripted, main, raised, stopped, with_cached
+from tests.sdk_unions import instances
 
 TOOL = {
     "name": scenario.WEATHER_TOOL["name"],
@@ -51,6 +53,19 @@ def count_of_tokens(daemon: Daemon) -> str:
     read = usage.cache_read_input_tokens + (usage.cache_creation_input_tokens or 0)
     assert counted == usage.input_tokens + read, (counted, usage)
     return f"{counted} tokens"
+
+
+def histories(daemon: Daemon) -> str:
+    """Every kind of block that the library knows but pictures, one by one, in a history."""
+    kinds = {block["type"]: block for block in instances(BetaContentBlockParam)}
+    plain = {"type": "text", "media_type": "text/plain", "data": scenario.GREETING}
+    kinds["document"]["source"] = plain
+    del kinds["image"]
+    for kind, block in kinds.items():
+        role = "user" if kind in {"document", "search_result", "tool_result"} else "assistant"
+        said = {"role": role, "content": [block]}
+        _ask(daemon, [_user(scenario.GREETING), said, _user(scenario.FAREWELL)])
+    return f"{len(kinds)} kinds of blocks"
 
 
 def errors(daemon: Daemon) -> str:

@@ -7,9 +7,11 @@ from typing import Any
 
 import openai
 from openai import OpenAI
+from openai.types.responses import ResponseInputItemParam
 
 from tests.clients import scenario
 from tests.clients.checks import Daemon, Scripted, main, raised, stopped, with_cached
+from tests.sdk_unions import instances
 
 CHAT_TOOL = {"type": "function", "function": scenario.WEATHER_TOOL}
 TOOL = {"type": "function", "strict": False, **scenario.WEATHER_TOOL}
@@ -109,6 +111,15 @@ def responses_cancellation(daemon: Daemon) -> str:
     events = _respond(daemon, scenario.ENDLESS, stream=True)
     next(events)
     return stopped(daemon, events.close)
+
+
+def responses_histories(daemon: Daemon) -> str:
+    """Every kind of item that the library knows, one by one, in a history."""
+    kinds = [item for item in instances(ResponseInputItemParam) if "type" in item]
+    items = [item for item in kinds if item["type"] != "item_reference"]
+    for item in items:
+        _respond(daemon, [_user(scenario.GREETING), item, _user(scenario.FAREWELL)])
+    return f"{len(items)} kinds of items"
 
 
 @Scripted

@@ -262,7 +262,7 @@ def test_fields_of_clients_that_mean_nothing_here(create: Created) -> None:
         ({"input": 3}, "input", None),
         ({"input": [3]}, "input[0]", None),
         ({"input": [{"type": ["message"]}]}, "input[0].type", None),
-        ({"input": [{"type": "web_search_call"}]}, "input[0]", "unsupported"),
+        ({"input": [{"type": "compaction_trigger"}]}, "input", None),
         ({"input": [{"role": "user", "content": [PICTURE]}]}, "input[0].content[0]", "unsupported"),
         ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "input[0].id", None),
         ({"input": "x" * 600}, "input", "context_length_exceeded"),
@@ -276,7 +276,9 @@ def test_fields_of_clients_that_mean_nothing_here(create: Created) -> None:
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", None),
         ({"tools": [{"type": "function"}]}, "tools[0].name", None),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", None),
-        ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice", None),
+        ({"tool_choice": "required"}, "tool_choice", None),
+        ({"tool_choice": {"type": "shell"}}, "tool_choice", None),
+        ({"tool_choice": {"type": "of_tomorrow"}}, "tool_choice", "unsupported"),
     ],
 )
 def test_refusals_name_the_fields_of_a_response(

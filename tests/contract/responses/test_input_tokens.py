@@ -43,7 +43,7 @@ def test_what_came_before_counts(hermes: Daemon, create: Created) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"input": [{"type": "input_audio"}]}, "input[0]"),
+        ({"input": [{"type": "compaction_trigger"}]}, "input"),
         ({"input": "Hi", "previous_response_id": "resp_0"}, "previous_response_id"),
         ({"input": "Hi", "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"input": "x" * 600}, "input"),
