@@ -34,6 +34,7 @@ def _least(type: Any) -> Any:
 def _required(type: Any) -> Iterator[tuple[str, Any]]:
     """The fields that a value needs. A type whose annotations are texts does not know them."""
     for name, hint in get_type_hints(type, include_extras=True).items():
-        is_left_out = get_origin(hint) is NotRequired or not type.__total__
-        if get_origin(hint) is Required or not is_left_out:
+        kind: Any = get_origin(hint)
+        is_left_out = kind is NotRequired or not type.__total__
+        if kind is Required or not is_left_out:
             yield name, _least(hint)

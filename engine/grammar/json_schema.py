@@ -235,7 +235,7 @@ def _close_intervals(schema: Schema) -> None:
         if not _is_number(bound) or not _LARGEST_SAFE <= abs(bound) < math.inf:
             continue
         is_upper = exclusive in _UPPER
-        closed = math.ceil(bound) - 1 if is_upper else math.floor(bound) + 1
+        closed: float = math.ceil(bound) - 1 if is_upper else math.floor(bound) + 1
         if _is_number(other):
             closed = min(closed, other) if is_upper else max(closed, other)
         schema[inclusive] = closed

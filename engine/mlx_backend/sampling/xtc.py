@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import mlx.core as mx
 
-from engine.mlx_backend.exponential import LOWEST_SCORE, softmax_weights
 from engine.mlx_backend.sampling.draws import (
     DrawParams,
     Weights,
@@ -22,6 +21,7 @@ from engine.mlx_backend.sampling.draws import (
     uniforms,
 )
 from engine.mlx_backend.sampling.maxima import BLOCK_TOKENS, Maxima, indices, strips_of, total_of
+from engine.mlx_backend.sampling.weights import LOWEST_SCORE, softmax_weights
 
 
 @dataclass(frozen=True, slots=True)
