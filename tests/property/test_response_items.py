@@ -140,7 +140,10 @@ def test_nothing_is_lost_and_everybody_speaks_where_the_template_has_a_place(
     calls = [call.id for message in said for call in message.calls]
     assert calls == [item["call_id"] for item in items if item["type"] == "function_call"]
     results = [message["tool_call_id"] for message in messages if message["role"] == "tool"]
-    assert results == [item["call_id"] for item in items if item["type"] == "function_call_output"]
+    outputs = [item["call_id"] for item in items if item["type"] == "function_call_output"]
+    left = iter(results)  # among which may be words of others where only a result may stand
+    assert all(id in left for id in outputs)
+    assert roles_there is TOOLS or results == outputs
     spoken = "".join(str(item["content"]) for item in items if item["type"] == "message")
     assert sum(len(str(message["content"])) for message in messages) >= len(spoken)
 
