@@ -18,7 +18,7 @@ from engine.values.settings import EngineConfig
 from server.settings import Settings
 from tests.clients.catalogue import CLIENTS, ROOT, Client
 from tests.clients.checks import REPORT
-from tests.clients.scenario import SCRIPTED, as_json
+from tests.clients.scenario import ALIAS, SCRIPTED, as_json
 from tests.clients.scripted import AgentEngine
 from tests.contract.daemon import running
 from tests.hosting import launched
@@ -70,7 +70,7 @@ def _rows(model: str, clients: Sequence[Client]) -> Iterator[Row]:
 def _daemon(model: str) -> Iterator[str]:
     """Its base URL, without /v1."""
     if model == SCRIPTED:
-        with running(AgentEngine(), Settings(port=0, served_model_name=(model,))) as url:
+        with running(AgentEngine(), Settings(port=0, served_model_name=(model, ALIAS))) as url:
             yield url
     else:
         config = EngineConfig(model="", kv_cache_bytes=KV_CACHE_BYTES, pooling="last")

@@ -18,7 +18,13 @@ ENDLESS = "Count until I stop you."
 
 REASONING = "Let me think."
 
+SEARCH, DEFERRED = "Stop the task 1 with a tool that you have to fetch.", "TaskStop"
+"""What is asked of a client that defers tools, and the one that it must fetch for it."""
+
 SCRIPTED = "scripted"
+ALIAS = "gpt-5.6-sol"
+"""The scripted model by a name for which Codex has tools of its own."""
+
 UNKNOWN = "nonesuch"
 MAX_TOKENS = 200
 

@@ -3,7 +3,7 @@ says depends on the prompt and on what the answer must be."""
 
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +13,12 @@ from engine.values.request import GrammarKind, Request
 from tests.clients.scenario import (
     CITY,
     DAY,
+    DEFERRED,
     ENDLESS,
     FORECAST,
     QUESTION,
     REASONING,
+    SEARCH,
     UNKNOWN_FORECAST,
     WEATHER,
     WEATHER_COMMAND,
@@ -28,6 +30,9 @@ CONTEXT_TOKENS = 1 << 18  # the first prompts of coding agents have tens of thou
 OPENING_CALLS: Mapping[str, Mapping[str, object]] = {
     "get_weather": {"city": CITY, "day": DAY},
     "exec_command": {"cmd": WEATHER_COMMAND},  # Codex
+    "functions__exec": {  # Codex, for models that it knows
+        "input": f"text((await tools.exec_command({{cmd: {json.dumps(WEATHER_COMMAND)}}})).output)"
+    },
     "Bash": {"command": WEATHER_COMMAND, "description": "Ask the station"},  # Claude Code
     "bash": {"command": WEATHER_COMMAND, "description": "Ask it"},  # OpenCode, pi, Copilot
     "run_commands": {"commands": [WEATHER_COMMAND]},  # Cline
@@ -36,6 +41,9 @@ OPENING_CALLS: Mapping[str, Mapping[str, object]] = {
 
 TOOLS = re.compile(r"<tools>\n((?:\{.*\n)+)</tools>\n")
 """As the tokenizer writes them, a line each."""
+
+LATE_TOOLS = re.compile(r"can be called, too:\n((?:\{.*\n)+)")
+"""As the server describes those that come in the midst of a conversation."""
 
 FORECAST_IN_JSON = re.compile(r'"sky\\*": \\*"(\w+)\\*", \\*"degrees\\*": (\d+)')
 
@@ -77,8 +85,8 @@ class AgentTokenizer(ByteTokenizer):
 class AgentEngine(FakeEngine):
     """Calls the tool that knows the weather if one is offered and has not answered yet, then the
     only other tool that is offered, with a weather report; else says what the tool said, or edits
-    the forecast that it sees. Free
-    answers begin with reasoning. If it is told to go on until it is stopped, no answer ends.
+    the forecast that it sees. Where a tool is deferred, it can be told to fetch it and to call it.
+    Free answers begin with reasoning. If it is told to go on until it is stopped, no answer ends.
     """
 
     def __init__(self) -> None:
@@ -105,8 +113,9 @@ def _answer(request: Request) -> str:
     grammar = request.constraint.grammar if request.constraint else None
     if grammar and grammar.kind is GrammarKind.JSON_SCHEMA:
         return WEATHER
-    offered = TOOLS.search(prompt)
-    names = [json.loads(tool)["name"] for tool in offered[1].splitlines()] if offered else []
+    names = list(_offered(prompt))
+    if SEARCH in prompt and "ToolSearch" in names:
+        return _thought(_fetching(prompt, names))
     opening = next((name for name in OPENING_CALLS if name in names), None)
     if opening and QUESTION in prompt and "\n<tool>" not in prompt:
         return _thought(_call(opening, OPENING_CALLS[opening]))
@@ -116,6 +125,24 @@ def _answer(request: Request) -> str:
     if UNKNOWN_FORECAST in prompt:
         return _thought(EDIT)
     return _thought(_report(prompt))
+
+
+def _offered(prompt: str) -> Iterator[str]:
+    """The names of the tools at its head, then of those that came later."""
+    for found in (*TOOLS.findall(prompt)[:1], *LATE_TOOLS.findall(prompt)):
+        for line in found.splitlines():
+            tool = json.loads(line)
+            yield tool.get("function", tool)["name"]
+
+
+def _fetching(prompt: str, names: Sequence[str]) -> str:
+    """The call that fetches the deferred tool, then one of it if the prompt describes it."""
+    n_results = prompt.count("\n<tool>")
+    if n_results == 0:
+        return _call("ToolSearch", {"query": f"select:{DEFERRED}", "max_results": 1})
+    if n_results == 1 and DEFERRED in names:
+        return _call(DEFERRED, {"task_id": "1"})
+    return _report(prompt)
 
 
 def _report(prompt: str) -> str:

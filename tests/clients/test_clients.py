@@ -13,12 +13,14 @@ from tests.clients.catalogue import CLIENTS, HERE, ROOT
 from tests.clients.checks import Daemon, stopped
 from tests.clients.prompts import Prompt, RecordingEngine
 from tests.clients.scenario import (
+    DEFERRED,
     ENDLESS,
     FORECAST,
     GREETING,
     QUESTION,
     REASONING,
     SCRIPTED,
+    SEARCH,
     UNKNOWN_FORECAST,
     WEATHER,
     WeatherStation,
@@ -107,6 +109,22 @@ def test_the_command_of_the_scripted_model_prints_the_weather(
     command = asked if isinstance(asked, str) else asked[0]
     assert WEATHER not in command
     assert subprocess.check_output(["bash", "-c", command], text=True).strip() == WEATHER
+
+
+def test_the_scripted_model_fetches_a_deferred_tool_and_calls_it(client: StrictClient) -> None:
+    search = {"type": "function", "function": {"name": "ToolSearch"}}
+    deferred = {"type": "function", "function": {"name": DEFERRED}}
+    messages: list[object] = [{"role": "user", "content": SEARCH}]
+    called = list[str]()
+    for tools in ([search], [search, deferred]):
+        answer = client.chat.completions.create(model=SCRIPTED, messages=messages, tools=tools)
+        message = answer.choices[0].message
+        (call,) = message.tool_calls
+        called.append(call.function.name)
+        messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "Done."}]
+    assert called == ["ToolSearch", DEFERRED]
+    answer = client.chat.completions.create(model=SCRIPTED, messages=messages, tools=tools)
+    assert not answer.choices[0].message.tool_calls
 
 
 def test_the_scripted_models_prompt_begins_with_the_system_and_then_the_tools(

@@ -1,12 +1,13 @@
 """Claude Code, `claude -p`: its Bash tool, over Messages."""
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.request import urlopen
 
 from tests.clients.checks import Daemon
-from tests.clients.programs.agent import Program
-from tests.clients.scenario import GREETING, UNKNOWN
+from tests.clients.programs.agent import Program, shared
+from tests.clients.scenario import DEFERRED, FAREWELL, GREETING, SEARCH, UNKNOWN
 
 COUNT_ROUTE = 'route="/v1/messages/count_tokens"'
 
@@ -25,10 +26,8 @@ class ClaudeCode(Program):
         return str(_result(report)["result"])
 
     def usage(self, report: Any) -> tuple[int, int]:
-        starts = [event["message"] for event in _events(report) if event["type"] == "message_start"]
-        usage = starts[-1]["usage"]
-        cached = usage["cache_read_input_tokens"]
-        return cached, cached + usage["cache_creation_input_tokens"] + usage["input_tokens"]
+        *_, last = _usages(report)
+        return last
 
     def check_call(self, report: Any) -> None:
         assert _result(report)["num_turns"] == 2, report[-1]
@@ -43,6 +42,15 @@ def _events(report: Any) -> list[Any]:
     return [line["event"] for line in report if line["type"] == "stream_event"]
 
 
+def _usages(report: Any) -> Iterator[tuple[int, int]]:
+    """Of each request its tokens that were cached, and all."""
+    for event in _events(report):
+        if event["type"] == "message_start":
+            usage = event["message"]["usage"]
+            cached = usage["cache_read_input_tokens"]
+            yield cached, cached + usage["cache_creation_input_tokens"] + usage["input_tokens"]
+
+
 PROGRAM = ClaudeCode()
 
 
@@ -53,6 +61,23 @@ def stream(daemon: Daemon) -> str:
     slices = [delta["text"] for delta in deltas if delta["type"] == "text_delta"]
     assert "".join(slices) == PROGRAM.text(report), slices
     return f"{len(slices)} slices of {len(events)} events"
+
+
+def deferred_tool(daemon: Daemon) -> str:
+    """It is fetched by ToolSearch, called, and remembered by the session that goes on; each request
+    finds what the one before it was.
+    """
+    with tempfile.TemporaryDirectory() as home:
+        agent = PROGRAM.agent_in(home, daemon)
+        report = PROGRAM.run(agent, *PROGRAM.ask, SEARCH)
+        resumed = PROGRAM.run(agent, *PROGRAM.resume, FAREWELL)
+    starts = [event for event in _events(report) if event["type"] == "content_block_start"]
+    blocks = [event["content_block"] for event in starts]
+    called = [block["name"] for block in blocks if block["type"] == "tool_use"]
+    assert called == ["ToolSearch", DEFERRED], called
+    _, fetched, answered = _usages(report)
+    later = (fetched, answered, *_usages(resumed))
+    return "; ".join(shared(*usage, PROGRAM.least_resumed) for usage in later)
 
 
 def count_of_tokens(daemon: Daemon) -> str:
@@ -73,4 +98,4 @@ def errors(daemon: Daemon) -> str:
 
 
 if __name__ == "__main__":
-    PROGRAM.main(stream, count_of_tokens, errors)
+    PROGRAM.main(stream, deferred_tool, count_of_tokens, errors)

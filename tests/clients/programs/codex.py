@@ -1,10 +1,12 @@
 """Codex, `codex exec`: its shell tool, over Responses."""
 
+import tempfile
+from dataclasses import replace
 from typing import Any
 
 from tests.clients.checks import Daemon
-from tests.clients.programs.agent import Program
-from tests.clients.scenario import GREETING, UNKNOWN
+from tests.clients.programs.agent import Program, shared
+from tests.clients.scenario import ALIAS, FAREWELL, GREETING, QUESTION, UNKNOWN, knows_the_weather
 
 
 class Codex(Program):
@@ -38,6 +40,18 @@ def _items(report: Any) -> list[Any]:
 PROGRAM = Codex()
 
 
+def known_model(daemon: Daemon) -> str:
+    """Codex has its tools in the input then, and its shell in a tool that runs JavaScript."""
+    with tempfile.TemporaryDirectory() as home:
+        agent = PROGRAM.agent_in(home, replace(daemon, model=ALIAS))
+        report = PROGRAM.run(agent, *PROGRAM.ask, QUESTION)
+        resumed = PROGRAM.run(agent, *PROGRAM.resume, FAREWELL)
+    answer = knows_the_weather(PROGRAM.text(report))
+    before, after = PROGRAM.usage(report), PROGRAM.usage(resumed)
+    cached, asked = (now - then for then, now in zip(before, after, strict=True))
+    return f"{answer} ({shared(cached, asked, 0.95)})"
+
+
 def errors(daemon: Daemon) -> str:
     *_, last = PROGRAM.once(daemon, *PROGRAM.ask, "-m", UNKNOWN, GREETING)
     assert last["type"] == "turn.failed", last
@@ -46,4 +60,4 @@ def errors(daemon: Daemon) -> str:
 
 
 if __name__ == "__main__":
-    PROGRAM.main(errors)
+    PROGRAM.main(known_model, errors)
