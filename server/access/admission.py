@@ -16,6 +16,7 @@ from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimite
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from server.access.hosts import BELOW, LABEL, NAME
 from server.access.keys import ApiKey, Keyring, Role
 from server.errors import ApiError, invalid
 from server.record import Principal, RequestRecord
@@ -23,17 +24,8 @@ from server.record import Principal, RequestRecord
 PRIVATE_DOMAINS = "localhost|local|internal"
 """Never in the public DNS: RFC 6761, section 6.3; RFC 6762, section 3; ICANN, 29 July 2024."""
 
-LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-NAME = re.compile(rf"{LABEL}(?:\.{LABEL})*")
 PRIVATE_NAME = re.compile(rf"localhost|(?:{LABEL}\.)+(?:{PRIVATE_DOMAINS})")
 HEADER = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]{0,5})?")
-BELOW = "*."
-
-ANY_ORIGIN = "*"
-APP_SCHEMES = "app|file|tauri|vscode-webview|vscode-file"
-"""Of desktop programs' own pages, as Ollama allows them: no web site can have such an origin."""
-
-ORIGIN = re.compile(rf"\*|(?:{APP_SCHEMES})://\*|[a-z][a-z0-9+.-]*://[a-z0-9_.:\[\]-]+")
 
 _HOST = r"(?P<name>[^\s:/@?#\[\]]+|\[[0-9a-fA-F:.]+\])(?::(?P<port>[0-9]{1,5}))?"
 _HOST_HEADER = re.compile(_HOST)
@@ -84,19 +76,6 @@ class Origins:
     def has(self, origin: str) -> bool:
         """Whether an Origin header is one of them."""
         return re.fullmatch(self.pattern, origin) is not None
-
-
-def is_host_name(text: str) -> bool:
-    """Whether `text` may stand in the setting `allowed_host`: a name, an address, or `*.` and a
-    name; without a port.
-    """
-    name = text.lower()
-    return bool(NAME.fullmatch(name.removeprefix(BELOW))) or _address(name.strip("[]")) is not None
-
-
-def is_origin(text: str) -> bool:
-    """Whether `text` may stand in the setting `cors_origin`."""
-    return ORIGIN.fullmatch(text) is not None
 
 
 def is_own(origin: str, scheme: str, host: str) -> bool:

@@ -9,7 +9,7 @@ from pydantic import ByteSize, Field, SecretStr, field_validator, model_validato
 from pydantic_core import PydanticCustomError
 
 from engine.values.settings import Section
-from server.access.admission import ANY_ORIGIN, APP_SCHEMES, is_host_name, is_origin
+from server.access.hosts import ANY_ORIGIN, APP_SCHEMES, is_host_name, is_origin
 from server.access.keys import KeyFileError, Keyring, admin_key, read_keys
 from server.http.listening import is_loopback
 from server.settings.values import ENVIRONMENT_PREFIX, FROM_HOME, SettingsModel, Texts

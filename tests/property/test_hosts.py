@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.access.admission import Hosts, is_host_name
+from server.access.admission import Hosts
+from server.access.hosts import is_host_name
 
 LABELS = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=12)
 PRIVATE = st.sampled_from(["localhost", "local", "internal", "LOCAL", "Internal"])

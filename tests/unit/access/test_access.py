@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from server.access.admission import KeyLimits, LimitReached, Origins, is_origin, is_own
+from server.access.admission import KeyLimits, LimitReached, Origins, is_own
+from server.access.hosts import is_origin
 from server.access.keys import (
     MAX_KEYS,
     ApiKey,
