@@ -6,7 +6,7 @@ Schemas are read as Draft 2020-12, with the lists in `items` of the drafts befor
 import json
 import math
 from collections.abc import Iterable, Iterator
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, TypeAlias, TypeGuard
 
 from engine.grammar.patterns import UNSPELLABLE, rust_pattern
@@ -59,6 +59,9 @@ MAX_NAME_PATTERNS = 32
 
 MAX_INTEGER = 2**63 - 1
 _LARGEST_SAFE = 2**53
+_EXACT_DIGITS = 15
+_TO_FLOOR = Context(prec=_EXACT_DIGITS, rounding=ROUND_FLOOR)
+_TO_CEILING = Context(prec=_EXACT_DIGITS, rounding=ROUND_CEILING)
 
 _ONE = ("items", "additionalProperties", "additionalItems")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -174,25 +177,33 @@ def _refuse_unspeakable(value: object) -> None:
 
 def _is_exact(number: float) -> bool:
     """Whether llguidance writes a constant as this number. It writes integers of 64 bits in full,
-    and the shortest decimal number that is the same float of all others.
+    and the shortest decimal number that is the same float of all others, of whose digits it
+    misreads some beyond the fifteenth.
     """
     nearest = _inward(number, math.inf)
-    return nearest == number and (
-        isinstance(number, float)
-        or -MAX_INTEGER <= number <= MAX_INTEGER
-        or Decimal(repr(float(nearest))) == number
+    if nearest != number:
+        return False
+    shortest = Decimal(repr(float(nearest)))
+    is_short = len(shortest.normalize().as_tuple().digits) <= _EXACT_DIGITS
+    is_integer = number == math.floor(number) and -MAX_INTEGER <= number <= MAX_INTEGER
+    return is_integer or (
+        is_short and shortest == Decimal(number if isinstance(number, int) else repr(number))
     )
 
 
 def _bound(key: str, schema: Schema) -> float:
-    """A bound that llguidance keeps to. From 2^53 on, its numbers are rounded at exclusive bounds
-    and, where they are no integers, at all: the bound moves inward, past the rounding.
+    """A bound that llguidance keeps to. It misreads digits of fractions beyond the fifteenth: such
+    a bound moves inward to as many. From 2^53 on, its numbers are rounded at exclusive bounds and,
+    where they are no integers, at all: the bound moves inward, past the rounding.
     """
     stated, is_upper, is_integer = schema[key], key in _UPPER, _has_integers(schema)
     if key == "minimum" and is_integer and stated == -MAX_INTEGER - 1:
         stated += 1  # the smallest integer itself has no form
     inward = -math.inf if is_upper else math.inf
     bound = _inward(stated, inward)
+    if bound != math.floor(bound):
+        short = _TO_FLOOR if is_upper else _TO_CEILING
+        return float(short.create_decimal(repr(bound)))
     if abs(bound) < _LARGEST_SAFE:
         return bound
     if key.startswith("exclusive") and bound == stated:

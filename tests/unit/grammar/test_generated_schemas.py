@@ -4,11 +4,13 @@ import datetime as dt
 import enum
 import ipaddress
 import json
+import math
 import random
 import re
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -180,6 +182,30 @@ def test_a_constant_that_would_be_written_as_another_is_refused(number: int) -> 
     for schema in ({"const": number}, {"enum": [number, "a"]}, {"items": {"const": number}}):
         with pytest.raises(GrammarError, match="is not a 64-bit float"):
             allows(schema, "1")
+
+
+def fractions(n: int) -> list[float]:
+    """Of up to 17 digits."""
+    chance = random.Random(n)
+    found = [chance.choice((1, 1e6)) * chance.uniform(-1, 1) for _ in range(n)]
+    return [*found, *(round(number, 9) for number in found[: n // 4])]
+
+
+def test_a_fraction_is_written_as_it_is_or_refused() -> None:
+    n_taken = 0
+    for number in fractions(60):
+        with suppress(GrammarError):
+            assert allows({"const": number}, repr(number))
+            n_taken += 1
+    assert n_taken >= 15, "those of 15 digits"
+
+
+def test_no_fraction_beyond_a_bound_is_allowed() -> None:
+    for number in fractions(60):
+        below, above = math.nextafter(number, -math.inf), math.nextafter(number, math.inf)
+        assert not allows({"type": "number", "minimum": number}, repr(below))
+        assert not allows({"type": "number", "maximum": number}, repr(above))
+        assert allows({"type": "number", "minimum": number}, repr(math.ceil(number) + 1.5))
 
 
 BOUNDS = [
