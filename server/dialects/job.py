@@ -72,6 +72,11 @@ class StreamWriter(ABC):
         """The end of a response, when every choice has finished."""
 
 
+REQUEST_BYTES = 1500
+"""A request of the engine and its empty choice, without their prompt: 710 and 790 bytes, measured
+on Python 3.11. A body may have thousands."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The engine requests of a client's request, and how their results become its response.
@@ -99,6 +104,7 @@ class Job:
             + sum(map(len, functions))
             + sum(map(grammar_bytes, constraints.values()))
             + sum(len(one.prompt.packed) + len(one.prediction.packed) for one in self.requests)
+            + REQUEST_BYTES * len(self.requests)
         )
 
     def choices(self) -> list[Choice]:
