@@ -209,14 +209,6 @@ class OsFiles:
         finally:
             os.close(descriptor)
 
-    def append(self, path: Path, text: bytes) -> None:
-        """Add a few bytes to the end of a file, which is made where it is missing."""
-        descriptor = open_own(path, os.O_WRONLY | os.O_APPEND)
-        try:
-            os.write(descriptor, text)
-        finally:
-            os.close(descriptor)
-
     def read(self, path: Path, offset: int, n_bytes: int) -> memoryview:
         """Fewer bytes than asked for where the file ends before that."""
         descriptor = os.open(path, os.O_RDONLY | OPENING)

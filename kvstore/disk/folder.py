@@ -3,7 +3,6 @@
 DIRECTORY/lock                  shared by the processes of a daemon; contains its name
 DIRECTORY/write.lock            held by the one process that changes anything
 DIRECTORY/written               today's date and the bytes written, see `DailyBudget`
-DIRECTORY/changes               the extents that were lately made and removed, see `changes.py`
 DIRECTORY/v2-<32 hex digits>/   of BLAKE3(fingerprint); with -2 appended for a second process
     lock                        held while a process has the folder open; contains its pid
     fingerprint                 as text

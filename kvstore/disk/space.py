@@ -12,7 +12,6 @@ from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
-from kvstore.disk.changes import ChangeLog, FileChange
 from kvstore.disk.extent import FileUse, OsFiles
 from kvstore.disk.folder import EXTENTS, folders, is_open
 from kvstore.disk.types import MIB, Buffer, DiskLimits
@@ -59,13 +58,9 @@ class ColdFile(NamedTuple):
 class _FolderFiles:
     """The files of a folder, and the folder itself as `.`: the bytes of each when it was last
     looked at, and their sum. `unseen`: files that upkeep has not looked at lately.
-
-    `changed_ns`: the folder's mtime, -1 before it has been measured; `is_settled`: whether a change
-    would give it another one.
     """
 
-    changed_ns: int = -1
-    is_settled: bool = False
+    changed_ns: int = -1  # the folder's mtime; 0: to be measured again; -1: not measured yet
     sizes: dict[str, int] = field(default_factory=dict)
     n_bytes: int = 0
     n_extents: int = 0
@@ -76,8 +71,7 @@ class Space:
     """Measures the folders of all models; other files of the directory count for nothing.
 
     Right only while the write lock is held. Where a folder's mtime has changed, files were made or
-    removed. If they are not among the changes that processes note, the folder's names are read, and
-    the new ones looked at. Sums are kept, so that nothing else
+    removed: its names are read, and the new ones looked at. Sums are kept, so that nothing else
     takes longer the more files there are. Methods raise OSError.
     """
 
@@ -95,7 +89,6 @@ class Space:
         self._directory = directory
         self._folder = folder
         self._limits = limits
-        self._changes = ChangeLog(files, directory)
         self._own = _FolderFiles()
         self._measured: dict[Path, _FolderFiles] = {folder: self._own}
         self._by_use = list[ColdFile]()  # a heap; see `coldest_of_others`
@@ -121,8 +114,6 @@ class Space:
 
     def refresh(self) -> None:
         """Measure what may have changed since this process last held the write lock."""
-        for change in self._changes.read():
-            self._take(change)
         there = [self._folder, *folders(self._directory)]
         for folder in self._measured.keys() - set(there):
             self._drop(folder)
@@ -174,7 +165,7 @@ class Space:
         path = self._folder / name
         n_bytes = self._files.create(path, buffers)
         try:
-            self._changed(self._folder, name, n_bytes)
+            self._changed(name, n_bytes)
         except BaseException:
             with suppress(OSError):
                 self._files.remove(path)
@@ -183,7 +174,7 @@ class Space:
     def delete(self, name: str) -> None:
         """Delete an extent of this process."""
         self._files.remove(self._folder / name)
-        self._changed(self._folder, name, None)
+        self._changed(name, None)
 
     def stamp(self, name: str, used_ns: int) -> None:
         """Note when an extent of this process was last used, where other processes see it. One that
@@ -226,42 +217,23 @@ class Space:
         """Evict what another model has. Its process finds out when it next takes the lock."""
         self._files.remove(cold.folder / cold.name)
         if cold.name:
-            self._changed(cold.folder, cold.name, None)
+            self._note(cold.folder, cold.name, None)
+            self._measured[cold.folder].changed_ns = 0
         else:
             self._drop(cold.folder)
-            self._look_at_disk()
-
-    def _changed(self, folder: Path, name: str, n_bytes: int | None) -> None:
-        """This process has made an extent, of `n_bytes` of disk; None: it has deleted it."""
-        measured = self._measured[folder]
-        before_ns = measured.changed_ns
-        self._note(folder, name, n_bytes)
-        status = self._files.status(folder)
-        self._note(folder, ".", status.n_bytes)
-        measured.changed_ns = status.used_ns
-        self._changes.append(FileChange(folder.name, name, n_bytes, before_ns, status.used_ns))
         self._look_at_disk()
 
-    def _take(self, change: FileChange) -> None:
-        """Note what another process has changed, in a folder that is known as it was before."""
-        folder = self._directory / change.folder
-        measured = self._measured.get(folder)
-        if measured is None or measured.changed_ns != change.before_ns:
-            return
-        if change.n_bytes is None:
-            self._lose(folder, change.name)
-        elif measured is self._own:  # nobody else makes files there
-            return
-        else:
-            if change.name not in measured.sizes:  # it is looked at when it is the first
-                heapq.heappush(self._by_use, ColdFile(-math.inf, -1, folder, change.name))
-            self._note(folder, change.name, change.n_bytes)
-        measured.changed_ns, measured.is_settled = change.after_ns, True
+    def _changed(self, name: str, n_bytes: int | None) -> None:
+        """An extent of this process takes `n_bytes` of disk now; None: it has been deleted."""
+        self._note(self._folder, name, n_bytes)
+        status = self._files.status(self._folder)
+        self._note(self._folder, ".", status.n_bytes)
+        self._own.changed_ns = status.used_ns
+        self._look_at_disk()
 
     def _measure(self, folder: Path, measured: _FolderFiles) -> None:
         status = self._files.status(folder)
-        self._note(folder, ".", status.n_bytes)
-        if status.used_ns == measured.changed_ns and measured.is_settled:
+        if status.used_ns == measured.changed_ns:
             return
         for use in self._new_files(folder, measured):
             self._note(folder, use.name, use.n_bytes)
@@ -270,9 +242,8 @@ class Space:
                     self._found.append(use)
                 else:
                     heapq.heappush(self._by_use, self._cold(folder, use))
-        is_young = abs(time.time_ns() - status.used_ns) <= SETTLED_NS
-        is_settled = measured is self._own or not is_young
-        measured.changed_ns, measured.is_settled = status.used_ns, is_settled
+        is_settled = abs(time.time_ns() - status.used_ns) > SETTLED_NS
+        measured.changed_ns = status.used_ns if measured is self._own or is_settled else 0
 
     def _new_files(self, folder: Path, measured: _FolderFiles) -> Iterator[FileUse]:
         """The files of a folder that are not known, and the folder itself. Notes which are gone."""

@@ -86,7 +86,7 @@ own_items = st.builds(
 texts = st.sampled_from([b"", b"1 x", b"20786 -5", b"9" * 250, b"0 99999999999999999999999"])
 top_items = st.builds(
     Item,
-    st.sampled_from(["lock", "write.lock", "written", "changes"]),
+    st.sampled_from(["lock", "write.lock", "written"]),
     st.just("file") | others | st.just("empty folder"),
     texts,
 )

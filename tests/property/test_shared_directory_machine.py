@@ -21,7 +21,6 @@ from hypothesis.stateful import (
 )
 
 from kvstore.disk import store as maintenance
-from kvstore.disk.changes import CHANGES, MOST_BYTES
 from kvstore.disk.extent import OsFiles
 from kvstore.disk.folder import fingerprint_of
 from kvstore.disk.store import DiskStore
@@ -129,40 +128,6 @@ class SharingMachine(RuleBasedStateMachine):
         tier = self.tier(model)
         tier.forget(CHAINS[model][number].names[LENGTH // 2])
         self.settle(tier)
-
-    @rule(which=st.integers(0, 99))
-    def remove_by_hand(self, which: int) -> None:
-        for tier in self.tiers.values():
-            assert tier.flush(PATIENCE)
-        if found := extent_files(self.directory):
-            found[which % len(found)].unlink()
-
-    @rule(how=st.sampled_from(("remove", "cut", "garble", "link", "fill")))
-    def damage_changes(self, how: str) -> None:
-        """What processes tell each other is damaged: then they look for themselves."""
-        for tier in self.tiers.values():
-            assert tier.flush(PATIENCE)
-        path = self.directory / CHANGES
-        text = path.read_bytes() if path.is_file() else b""
-        path.unlink(missing_ok=True)
-        match how:
-            case "cut":
-                path.write_bytes(text[: len(text) // 2])
-            case "garble":
-                path.write_bytes(bytes(byte ^ 1 for byte in text))
-            case "link":
-                path.symlink_to(self.directory / "nowhere")
-            case "fill":
-                path.write_bytes(text + b"x" * 2 * MOST_BYTES)
-
-    @rule(model=models)
-    def measure(self, model: str) -> None:
-        """What a model takes the folders for is what they are."""
-        for tier in self.tiers.values():
-            assert tier.flush(PATIENCE)
-        self.settle(self.tier(model))
-        folders = [use.folder for use in maintenance.du(self.directory)]
-        assert self.tiers[model].stats().shared_bytes == sum(map(allocated, folders))
 
     @invariant()
     def all_is_within_the_limit_and_sound(self) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from kvstore.disk import extent as extents
-from kvstore.disk import store as maintenance
 from kvstore.disk import writer
 from kvstore.disk.store import DiskStore
 from tests.disk_store_harness import (
@@ -19,7 +18,6 @@ from tests.disk_store_harness import (
     LIMITS,
     PATIENCE,
     Chain,
-    FaultyFiles,
     entry,
     read,
     stored,
@@ -145,33 +143,6 @@ def test_nor_on_how_many_other_models_have(tmp_path: Path, monkeypatch: pytest.M
         third.close()
     few, many = costs
     assert 0 < many < 2 * few, f"{few} lines with {FEW} extents, {many} with {MANY}"
-
-
-def test_models_that_write_in_turn_list_each_others_folders_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A list of a hundred thousand names takes as long as many steps, and they evict, too."""
-    monkeypatch.setattr(writer, "UPKEEP_SECONDS", 1e6)
-    files = FaultyFiles()
-    tiers = {
-        name: DiskStore.open(tmp_path, name, LIMITS, files, daemon=DAEMON, model=name)
-        for name in ("a", "b", "c")
-    }
-    for number in range(12):
-        for name, tier in tiers.items():
-            stored(tier, Chain(f"{name} {number}", 15).extent())
-        if number == 1:
-            files.measured.clear()
-    assert not files.measured
-    for tier in tiers.values():
-        keep_up(tier)
-        assert tier.stats().shared_bytes == sum(
-            use.allocated_bytes for use in maintenance.du(tmp_path)
-        )
-        assert not list(tier.problems())
-    assert sum(tier.stats().counters.evicted_entries for tier in tiers.values()) > 100
-    for tier in tiers.values():
-        tier.close()
 
 
 def test_opening_costs_the_same_for_each_extent(tmp_path: Path) -> None:
