@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 from anyio import TASK_STATUS_IGNORED, Event, create_task_group, sleep, to_thread
@@ -243,8 +242,7 @@ class ModelRegistry:
         config = self.settings.config_of(model.settings, memory_bytes or None)
         engine = await self._start(config, model.report)
         model.card = engine.card
-        make = partial(served_models, model.aliases.values(), engine, model.settings, model.replays)
-        served = await to_thread.run_sync(make)  # which renders the chat template
+        served = served_models(model.aliases.values(), engine, model.settings, model.replays)
         loaded = LoadedModel(model, engine, served)
         await self._correct(loaded)
         if model.settings.warm_prompts is not None:
