@@ -155,21 +155,24 @@ def first_placed(conversation: Conversation) -> PlacedTools:
     head = [tool for name, tool in known.items() if name not in come_late]
     begun = next((at for at, each in enumerate(conversation.messages) if each.role != "system"), 0)
     first = max(begun, late[0][0] + 1) if late and not head else begun
-    head += [tool for at, tool in late if at < first]
+    head += [known[tool.name] for at, tool in late if at < first]
     return PlacedTools(
         tuple(map(_declaration, head)),
-        tuple((at, _declaration(tool)) for at, tool in late if at >= first),
+        tuple((at, _declaration(known[tool.name])) for at, tool in late if at >= first),
     )
 
 
 def _late(conversation: Conversation) -> Iterator[tuple[int, Tool]]:
-    """The tools that messages make known, each once."""
-    seen = set[str]()
-    for at, message in enumerate(conversation.messages):
+    """The tools that messages make known, each once, and the message that describes it: that one,
+    or the next that is not the assistant's, whose words stay its own.
+    """
+    messages, seen = conversation.messages, set[str]()
+    for index, message in enumerate(messages):
         for tool in message.tools:
             if tool.name not in seen:
                 seen.add(tool.name)
-                yield at, tool
+                later = (at for at in range(index, len(messages)) if _can_describe(messages[at]))
+                yield next(later, _last_place(messages)), tool
 
 
 def _grown(conversation: Conversation, before: PlacedTools, n_messages: int) -> PlacedTools | None:

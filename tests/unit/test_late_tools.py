@@ -151,6 +151,16 @@ def test_a_deferred_tool_is_unknown_until_a_message_names_it() -> None:
     assert planned("lines", chosen).functions.keys() == {"late"}
 
 
+def test_what_an_assistant_said_is_not_changed_by_tools_that_it_found() -> None:
+    """Hosted searches are blocks of its message. The tools are as the request declares them."""
+    found = replace(said("assistant", "I found one."), tools=[tool("late", "found")])
+    chat = conversation([USER, found, said("user", "Go on.")], [tool("first"), tool("late")])
+    placed = ToolPlaces().place(chat, SALT)
+    assert [(at, each.name) for at, each in placed.late] == [(2, "late")]
+    assert b"does something" in placed.late[0][1].json
+    assert "I found one.<|im_end|>" in rendered("lines", chat, Replays())
+
+
 def test_tools_that_come_before_anything_is_said_are_the_head() -> None:
     given = [Message(role="system", tools=[tool("a")]), said("system", "Be brief."), USER]
     text = rendered("lines", conversation(given, []), Replays())
