@@ -49,6 +49,6 @@ def test_many_prompts_count(narrow: Daemon, gate: Gate, stream: bool) -> None:
     narrow.engine.reset()
     narrow.say("Hello", gate=gate)
     completions = Completions()
-    prompts = ["x" * 400] * 50  # four bytes a token
+    prompts = ["x" * 400] * 25  # four bytes a token
     with posted(narrow.url, completions.path, {"prompt": prompts, "stream": stream}):
         check_room_for_no_other(narrow, completions)
