@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-from httptools import HttpParserUpgrade, HttpRequestParser
+from httptools import HttpParserCallbackError, HttpParserUpgrade, HttpRequestParser
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -318,9 +318,17 @@ class AcceptErrors:
 
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Bytes of a request line with its headers, of a chunk's framing, or of trailers. Bytes
-received in the same read after them are not counted.
+"""Bytes of a request line with its headers, or of trailers: without the white space around values
+that nothing asks for. Those of a chunk's framing count with what came in the same read.
 """
+
+LINE_BYTES = len(" ") + len(" HTTP/1.1\r\n")  # of a request line, beside method and target
+FIELD_BYTES = len(": ") + len("\r\n")  # of a header, beside name and value
+END_BYTES = len("\r\n")
+
+
+class HeadTooLarge(Exception):
+    """A head or trailers of more than MAX_HEAD_BYTES."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -330,7 +338,8 @@ class BoundedHttp(HttpToolsProtocol):
     A head that is too large gets a 400; in the midst of an answer the connection is aborted.
     """
 
-    _head_bytes = 0  # that have come since a head was complete, or a piece of a body
+    _unread_bytes = 0  # that have come since a head was complete, or a piece of a body
+    _head_bytes = 0  # of the head, or the trailers, as far as they are read
     _running: RequestResponseCycle | None = None  # `cycle` is the latest, sent ahead perhaps
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -338,11 +347,14 @@ class BoundedHttp(HttpToolsProtocol):
         self.parser = PlainParser(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._head_bytes > MAX_HEAD_BYTES:
+        if self._unread_bytes > MAX_HEAD_BYTES:
             self._refuse()
             return
-        self._head_bytes += len(data)
-        super().data_received(data)
+        self._unread_bytes += len(data)
+        try:
+            super().data_received(data)
+        except HeadTooLarge:
+            self._refuse()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the running request, where the client has sent others ahead; uvicorn tells the
@@ -361,13 +373,32 @@ class BoundedHttp(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
+    def on_message_begin(self) -> None:
+        self._head_bytes = END_BYTES
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        beside = 0 if self.url else len(self.parser.get_method()) + LINE_BYTES
+        self._count(beside + len(url))  # which may come in pieces
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + FIELD_BYTES)
+        super().on_header(name, value)
+
+    def _count(self, n_bytes: int) -> None:
+        self._head_bytes += n_bytes
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise HeadTooLarge
+
     def on_headers_complete(self) -> None:
-        self._head_bytes = 0
+        self._unread_bytes = 0
+        self._head_bytes = END_BYTES
         if not self._offers_protocol:
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._head_bytes = 0
+        self._unread_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -409,5 +440,9 @@ class PlainParser(HttpRequestParser):
             except HttpParserUpgrade as offer:
                 super().feed_data(self._protocol.plain_head())
                 unread = unread[offer.args[0] :]
+            except HttpParserCallbackError as error:
+                if isinstance(error.__context__, HeadTooLarge):
+                    raise HeadTooLarge from error
+                raise
             else:
                 return

@@ -1,13 +1,16 @@
 """How much a request may have beside its body."""
 
 import asyncio
+import random
 
+import pytest
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from server.http.connections import MAX_HEAD_BYTES, BoundedHttp
 from tests.polling import WAIT_SECONDS
+from tests.profiles import examples
 
 HEAD = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -56,6 +59,45 @@ async def test_a_head_that_is_too_long_is_told_the_limit() -> None:
     assert socket.closed
     assert socket.sent.startswith(b"HTTP/1.1 400 ")
     assert b"at most 65536 bytes" in socket.sent
+
+
+@pytest.mark.parametrize("seed", range(examples(40)))
+async def test_the_limit_is_the_same_however_a_head_arrives(seed: int) -> None:
+    """In one write, in any pieces, behind another request, in one header or in many."""
+    drawing = random.Random(seed)
+    size = MAX_HEAD_BYTES + drawing.choice((-1, 0, 1, 2, 100, 30_000, 300_000))
+    head = drawing.choice((b"", HEAD + b"\r\n")) * drawing.randrange(3)
+    sent = head + long_head(size, drawing.choice((1, 7, 300)), drawing)
+    protocol, socket = connected()
+    while sent and not socket.closed and not socket.aborted:
+        n_bytes = drawing.choice((len(sent), drawing.randrange(1, 20_000)))
+        protocol.data_received(sent[:n_bytes])
+        sent = sent[n_bytes:]
+    assert (socket.closed or socket.aborted) == (size > MAX_HEAD_BYTES), (seed, size)
+    if not head:
+        assert (b"at most 65536 bytes" in socket.sent) == (size > MAX_HEAD_BYTES), (seed, size)
+
+
+def long_head(size: int, n_headers: int, drawing: random.Random) -> bytes:
+    """A head of so many bytes, of which a part may be in its target."""
+    target = b"/" + b"x" * drawing.choice((0, 0, 5_000, 60_000))
+    start = b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\n"
+    rest = size - len(start) - len(b"\r\n")
+    per_header = max(rest // n_headers, len(b"X: \r\n"))
+    lines = b""
+    while rest - len(lines) >= 2 * per_header:
+        lines += b"X: " + b"x" * (per_header - len(b"X: \r\n")) + b"\r\n"
+    lines += b"X: " + b"x" * (rest - len(lines) - len(b"X: \r\n")) + b"\r\n"
+    return start + lines + b"\r\n"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_trailers_have_the_limit_of_heads(more: int) -> None:
+    protocol, socket = connected()
+    protocol.data_received(HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+    long = MAX_HEAD_BYTES - len(b"X: \r\n\r\n") + more
+    protocol.data_received(b"X: " + b"x" * long + b"\r\n\r\n")
+    assert socket.aborted == bool(more)
 
 
 async def test_each_request_has_a_head_of_its_own() -> None:
