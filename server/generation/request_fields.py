@@ -33,7 +33,7 @@ from server.json_model import (
     refused,
 )
 
-MAX_CHOICES = 1024
+MAX_CHOICE_TEXTS = 1024
 
 ANY_OBJECT = {"type": "object"}
 
@@ -75,7 +75,7 @@ Structure = tuple[str, Grammar]
 
 Choices = Annotated[
     list[Annotated[str, Field(min_length=1)]],
-    Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True),
+    Field(min_length=1, max_length=MAX_CHOICE_TEXTS, fail_fast=True),
 ]
 JsonSchemaText = dict[str, Any] | str
 """A JSON schema, or its text."""

@@ -145,7 +145,7 @@ BadWords = tuple[tuple[int, ...], ...]
 """The tokens of texts that are not generated."""
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
-MAX_CHOICES = MAX_PROMPTS
+MAX_SEQUENCES = MAX_PROMPTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,8 +256,8 @@ def _checked_requests(
         check_prompt(prompt, card, "prompt")
     constraint = model.planner.text_constraint(completion.structure)
     sequences = completion.best_of or completion.n
-    if len(prompts) * sequences > MAX_CHOICES:
-        limit = f"at most {MAX_CHOICES} sequences in one request"
+    if len(prompts) * sequences > MAX_SEQUENCES:
+        limit = f"at most {MAX_SEQUENCES} sequences in one request"
         raise InvalidField("n", f"{len(prompts)} prompts times {sequences} are too many: {limit}")
     asked = COMPLETION_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
     words = model.prompts.bad_words(sampling.bad_words)
