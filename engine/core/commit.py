@@ -148,8 +148,8 @@ class Commit:
         assert not isinstance(result, Verified | Failed)
         n_tokens = len(row.tokens)
         self._store.commit(lease, n_tokens)
-        n_prompt = min(row.start + n_tokens, sequence.prompt_tokens) - row.start
-        self._metrics.computed_prompt_tokens += max(n_prompt, 0)
+        n_prompt = max(min(row.start + n_tokens, sequence.prompt_tokens) - row.start, 0)
+        self._metrics.computed_prompt_tokens += n_prompt
         if sequence.request.is_background:
             self._metrics.warmed_tokens += n_prompt
         if isinstance(result, Prefilled) and result.vector is not None:

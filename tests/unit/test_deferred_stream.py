@@ -60,6 +60,19 @@ async def test_nothing_is_added_for_a_client_that_does_not_read() -> None:
     assert await sent(stream(fill, SOON), record(), slow) == b"begun|one|"
 
 
+async def test_a_stream_that_writes_in_time_gets_no_keep_alives() -> None:
+    """However long it lasts: silence is counted from the last write."""
+    pause_seconds, n_parts = 0.2, 6
+
+    async def fill(stream: DeferredStream) -> None:
+        for _ in range(n_parts):
+            await sleep(pause_seconds)
+            await stream.write(b"part")
+
+    said = await sent(stream(fill, keepalive_seconds=(n_parts - 1) * pause_seconds), record())
+    assert said == "|".join(["begun", *["part"] * n_parts, ""]).encode()
+
+
 async def test_a_request_is_ended_although_its_client_does_not_read() -> None:
     """The work ends at once; the client gets the error when it reads on."""
     is_full, ended, reads = Event(), Event(), Event()

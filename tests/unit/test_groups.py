@@ -279,6 +279,14 @@ class TestRecurrent:
         lease = admit(store, [*run_of(0, 3), 200, 201, 202])
         assert lease.max_step_tokens(6, sampled_position=5) == 6
 
+    @pytest.mark.parametrize("in_common", range(1, 13))
+    def test_a_head_in_common_is_worth_a_step_from_one_block_on(self, in_common: int) -> None:
+        store = make_store(states())
+        head = run_of(0, in_common)
+        serve(store, [*head, 100, 101, 102])
+        serve(store, [*head, 200, 201, 202])
+        assert serve(store, [*head, 300, 301, 302]) == (in_common if in_common >= 4 else 0)
+
     def test_a_long_prompt_is_saved_on_the_way(self) -> None:
         store = make_store(states(interval_tokens=8))
         serve(store, run_of(0, 30))

@@ -1,5 +1,6 @@
 """What the scheduler promises, one promise a test. The simulation covers their mixtures."""
 
+import random
 from copy import copy
 from unittest.mock import Mock
 
@@ -7,7 +8,7 @@ import pytest
 
 from engine.api import InvalidRequest, QueueFull
 from engine.core.budget import StepShape
-from engine.core.step import Late, Prefill, Resample
+from engine.core.step import Late, Prefill, Resample, SequenceId
 from engine.values.output import FinishReason
 from engine.values.request import Pooling, Request, SamplingParams
 from engine.values.tokens import pack
@@ -15,6 +16,7 @@ from kvstore.recurrent import RecurrentGroup
 from kvstore.tokens import Tokens
 from kvstore.types import DEFAULT_NAMESPACE
 from kvstore.window import WindowGroup
+from tests.profiles import examples
 from tests.simulation.fake_runner import InjectedError
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, n_tokens, prompt, row_tokens
 from tests.unit.kv_helpers import tree_of
@@ -142,6 +144,29 @@ def test_preempted_sequences_say_what_they_would_have_said() -> None:
     assert roomy.scheduler.metrics.preemptions == 0
     assert tight.scheduler.metrics.preemptions > 0
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("seed", range(examples(20)))
+def test_only_tokens_of_prompts_count_as_computed_prompt(seed: int) -> None:
+    """A preempted sequence computes its output again, in one row with the rest of its prompt."""
+    drawing = random.Random(seed)
+    harness = Harness(n_blocks=8, block_size=4)
+    lengths = dict[SequenceId, int]()
+    for index in range(3):
+        length = drawing.randrange(6, 11)
+        name = harness.add(prompt(index, length), max_tokens=drawing.randrange(10, 16))
+        lengths[harness.sequence(name).id] = length
+    harness.finish()
+    positions = [
+        position < lengths[row.sequence_id]
+        for plan in harness.plans
+        for row in plan.rows
+        if isinstance(row, Prefill)
+        for position in range(row.start, row.start + len(row.tokens))
+    ]
+    assert harness.scheduler.metrics.preemptions > 0
+    assert not all(positions)
+    assert harness.scheduler.metrics.computed_prompt_tokens == sum(positions)
 
 
 def test_the_lowest_priority_gives_way() -> None:

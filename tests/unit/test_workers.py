@@ -178,6 +178,22 @@ async def test_turns_cost_what_is_read() -> None:
     assert served == [*["large"], *["small"] * 4, "large", "small", "large"]
 
 
+async def test_after_an_idle_moment_nobody_pays_for_what_was_before() -> None:
+    limiter, served = FairLimiter(1, 1), list[str]()
+
+    async def ask(client: str) -> None:
+        async with limiter.slot(client):
+            served.append(client)
+
+    async with limiter.slot("large", 100.0):
+        pass
+    async with create_task_group() as tasks, limiter.slot("first"):
+        for client in ("large", "small", "small"):
+            tasks.start_soon(ask, client)
+            await checkpoint()
+    assert served == ["large", "small", "small"]
+
+
 async def test_a_call_that_takes_too_long_is_ended() -> None:
     workers, turns = Workers(work_seconds=0.05), 0
 

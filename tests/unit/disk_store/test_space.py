@@ -224,6 +224,23 @@ def test_a_smaller_limit_holds_on_a_full_disk_too(tmp_path: Path) -> None:
     assert allocated(tmp_path) <= LIMITS.max_bytes
 
 
+@pytest.mark.parametrize("n_bytes", [32_768, 100_000, 700_000])
+def test_models_that_start_find_room_in_a_full_directory(tmp_path: Path, n_bytes: int) -> None:
+    """Their folders take blocks of their own, and nothing is evicted for their sake."""
+    tier = DiskStore.open(tmp_path, "model", LIMITS, daemon=DAEMON)
+    chains = [Chain(f"chain {number}", 1, n_bytes) for number in range(16 * MIB // n_bytes)]
+    stored(tier, *(chain.extent() for chain in chains))
+    held = [chain for chain in chains if tier.known(chain.names)]
+    assert len(held) < len(chains)
+    for number in range(8):
+        DiskStore.open(tmp_path, f"other {number}", LIMITS, daemon=DAEMON).close()
+        assert allocated(tmp_path) <= LIMITS.max_bytes
+    tier.upkeep()
+    assert tier.flush(PATIENCE)
+    assert all(tier.known(chain.names) for chain in held)
+    tier.close()
+
+
 def test_what_is_larger_than_the_tier_is_refused(tmp_path: Path) -> None:
     tier = DiskStore.open(tmp_path, "model", LIMITS)
     chain = Chain("large", 1, 20 * MIB)

@@ -125,12 +125,13 @@ def test_what_was_sent_after_a_job_that_turns_out_long_is_done_by_the_first_work
     assert isinstance(quick.answer, Allowed)
 
 
-def test_who_has_used_least_is_next(scene: Scene) -> None:
+@pytest.mark.parametrize("charged", ["seconds", "draft_seconds"])
+def test_who_has_used_least_is_next(scene: Scene, charged: str) -> None:
     for number, (client, seconds) in enumerate([("a", 0.04), ("b", 0.01)]):
         one = matcher()
         scene.ask(number, client, one)
         (job,) = scene.requests(0)
-        scene.mask(0, job, 0, seconds)
+        scene.mask(0, job, 0, **{charged: seconds})
     for number, client in enumerate("aabbcc"):
         scene.ask(10 + number, client, matcher(text=f"{client}{number}"))
     assert [job["text"] for job in scene.requests(0)] == ["c4", "c5", "b2", "b3", "a0", "a1"]
