@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 PACKAGES: Final = {
-    "kvstore": ("kvstore/", 300),
-    "engine/core": ("engine/core/", 250),
-    "engine/grammar": ("engine/grammar/", 150),
-    "server/parsing": ("server/parsing/", 150),
+    "kvstore": ("kvstore/", 150),
+    "engine/core": ("engine/core/", 150),
+    "engine/grammar": ("engine/grammar/", 100),
+    "engine/mlx_backend": ("engine/mlx_backend/", 150),
+    "engine/disk_cache": ("engine/disk_cache/", 50),
+    "engine/drafts": ("engine/drafts/", 50),
+    "engine": ("engine/", 50),
+    "server/parsing": ("server/parsing/", 100),
     "server": ("server/", 150),
+    "measuring": ("measuring/", 50),
 }
 """Where the files of a package are, and how many of 1,000 mutants it gets. A file belongs to the
 first package that has it.
@@ -106,10 +111,11 @@ def draw(tree: Path, n_mutants: int, seed: int) -> list[Mutant]:
 def _changes(tree: ast.Module) -> Iterator[Change]:
     """All changes of a file's functions, in the file's order."""
     pending: list[tuple[ast.AST, bool]] = [(tree, False)]
+    locks = _locks(tree)
     while pending:
         node, within_function = pending.pop()
         if within_function:
-            yield from _changes_of(node)
+            yield from _changes_of(node, locks)
         below = within_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         pending += [(child, below) for child in reversed(_children(node))]
 
@@ -145,7 +151,18 @@ def _is_log(node: ast.AST) -> bool:
     return False
 
 
-def _changes_of(node: ast.AST) -> Iterator[Change]:  # noqa: PLR0912 - a table
+def _locks(tree: ast.Module) -> set[str]:
+    """What the file calls its locks and conditions, `lock` always."""
+    return {"lock"} | {
+        ast.unparse(target).split(".")[-1]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if ast.unparse(node.value.func).split(".")[-1] in {"Lock", "RLock", "Condition"}
+        for target in node.targets
+    }
+
+
+def _changes_of(node: ast.AST, locks: set[str]) -> Iterator[Change]:  # noqa: PLR0912 - a table
     match node:
         case ast.Compare(left=left, ops=[op, *ops], comparators=comparators):
             other = ast.Compare(left, [_COMPARISONS[type(op)](), *ops], comparators)
@@ -171,6 +188,9 @@ def _changes_of(node: ast.AST) -> Iterator[Change]:  # noqa: PLR0912 - a table
             sign = "-=" if isinstance(change, ast.Add) else "+="
             yield node, "plus-minus", f"{ast.unparse(target)} {sign} {ast.unparse(value)}"
             yield node, "statement", "pass"
+        case ast.With(items=[ast.withitem(ast.Attribute() | ast.Name() as lock)]):
+            if ast.unparse(lock).split(".")[-1] in locks:
+                yield lock, "lock", "__import__('contextlib').nullcontext()"
         case ast.Expr(value=ast.Call() | ast.Await() as call) if not _is_log(call):
             yield node, "statement", "pass"
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
