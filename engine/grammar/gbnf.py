@@ -18,6 +18,7 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]"
 _ANY_CHARACTER = "/(?s:.)/"
 _CLOSED = re.compile(r"\)")
 _EMPTY = '""'
+_NEVER = ("{0}", "{0,0}")  # Lark has no such repetition
 _ROOT = "root"
 
 
@@ -71,7 +72,7 @@ class _Writer:
             part = self._part()
             self._take(space)
             while count := self._repetition():
-                part = f"({part}){count}"
+                part = _EMPTY if count in _NEVER else f"({part}){count}"
                 self._take(space)
             parts.append(part)
         return " ".join(parts) or _EMPTY
@@ -150,7 +151,7 @@ class _Writer:
         least, comma, most = found.groups()
         if most and int(most) < int(least):
             raise self._error("a repetition's largest number is below its smallest")
-        return f"{{{least}{comma or ''}{most or ''}}}"
+        return f"{{{int(least)}{comma or ''}{int(most) if most else ''}}}"
 
     def _name(self, wanted: str) -> str:
         if not (name := self._take(_NAME)):

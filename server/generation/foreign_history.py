@@ -16,7 +16,8 @@ MAX_CHARACTERS = 4000
 
 MAX_DEPTH = 16
 OPAQUE_CHARACTERS = 256
-"""A text as long as this without a space is data, as of an image, and no language."""
+"""An ASCII text as long as this without a space is data, as of an image, and no language: those
+that are written without spaces have other letters."""
 
 SILENT = frozenset(
     {
@@ -118,4 +119,5 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_data(text: str) -> bool:
-    return len(text) >= OPAQUE_CHARACTERS and not any(map(str.isspace, text[:OPAQUE_CHARACTERS]))
+    head = text[:OPAQUE_CHARACTERS]
+    return len(text) >= OPAQUE_CHARACTERS and head.isascii() and not any(map(str.isspace, head))

@@ -86,11 +86,22 @@ def test_what_is_no_gbnf_is_refused_with_the_reason(grammar: str, problem: str) 
 
 Parts: TypeAlias = list[list[tuple[str, str]]]
 
+MOST = 4
+COUNTS = {
+    "": (1, 1),
+    "?": (0, 1),
+    "*": (0, MOST),
+    "{1,2}": (1, 2),
+    "{0}": (0, 0),
+    "{0,0}": (0, 0),
+    "{00,01}": (0, 1),
+}
+
 ALTERNATIVES = st.lists(
     st.lists(
         st.tuples(
             st.sampled_from(['"a"', '"ab"', "[ab]", "[^a]", "one", '""']),
-            st.sampled_from(["", "?", "*", "{1,2}"]),
+            st.sampled_from(list(COUNTS)),
         ),
         max_size=3,
     ),
@@ -98,7 +109,6 @@ ALTERNATIVES = st.lists(
     max_size=3,
 )
 CHARACTERS = {'"a"': ["a"], '"ab"': ["ab"], "[ab]": ["a", "b"], "[^a]": ["b"], '""': [""]}
-MOST = 4
 NOTHING = '""'
 
 
@@ -109,7 +119,7 @@ def texts(parts: Parts, one: Parts) -> set[str]:
         made = {""}
         for atom, count in sequence:
             texts_of_one = texts(one, []) if atom == "one" else set(CHARACTERS[atom])
-            least, most = {"": (1, 1), "?": (0, 1), "*": (0, MOST), "{1,2}": (1, 2)}[count]
+            least, most = COUNTS[count]
             repeated = {""}
             allowed = {""} if least == 0 else set[str]()
             for index in range(most):
