@@ -242,7 +242,9 @@ class ModelRegistry:
         config = self.settings.config_of(model.settings, memory_bytes or None)
         engine = await self._start(config, model.report)
         model.card = engine.card
-        served = served_models(model.aliases.values(), engine, model.settings, model.replays)
+        served = await to_thread.run_sync(  # which tries the chat template
+            served_models, model.aliases.values(), engine, model.settings, model.replays
+        )
         loaded = LoadedModel(model, engine, served)
         await self._correct(loaded)
         if model.settings.warm_prompts is not None:

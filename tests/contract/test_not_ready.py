@@ -20,8 +20,8 @@ from server.terminal.console import Starting, TerminalError
 from server.terminal.endpoint import running_daemon
 from server.terminal.serve import serve_models
 from tests.contract.fake_engine import FakeEngine
+from tests.polling import WAIT_SECONDS
 
-SECONDS = 30
 MESSAGE = "The server is starting: its models are being loaded."
 
 
@@ -46,7 +46,7 @@ async def starting() -> AsyncIterator[str]:
 async def test_every_path_is_a_503_of_its_dialect(path: str, expected: dict[str, Any]) -> None:
     async with (
         starting() as base_url,
-        httpx.AsyncClient(base_url=base_url, timeout=SECONDS) as client,
+        httpx.AsyncClient(base_url=base_url, timeout=WAIT_SECONDS) as client,
     ):
         for answer in (await client.get(path), await client.post(path, content=b"x" * 10**6)):
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
@@ -63,7 +63,7 @@ def contains(found: Any, expected: Any) -> bool:
 async def test_a_client_that_sends_nothing_or_no_http_disturbs_no_other() -> None:
     async with (
         starting() as base_url,
-        httpx.AsyncClient(base_url=base_url, timeout=SECONDS) as client,
+        httpx.AsyncClient(base_url=base_url, timeout=WAIT_SECONDS) as client,
     ):
         address = httpx.URL(base_url)
         for sent in (b"", b"\r\n\r\n", b"x" * 200_000):
@@ -89,11 +89,11 @@ async def test_requests_are_answered_by_the_models_as_soon_as_they_are_loaded() 
         await is_loaded.wait()
         return FakeEngine()
 
-    with listening("127.0.0.1", 0) as sockets, fail_after(SECONDS):
+    with listening("127.0.0.1", 0) as sockets, fail_after(WAIT_SECONDS):
         base_url = url(sockets[0]).removesuffix("/v1")
         async with (
             create_task_group() as tasks,
-            httpx.AsyncClient(base_url=base_url, timeout=SECONDS) as client,
+            httpx.AsyncClient(base_url=base_url, timeout=WAIT_SECONDS) as client,
         ):
             tasks.start_soon(serve_models, Settings(port=0), sockets, load)
             for _ in range(2):
