@@ -10,55 +10,24 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, TypeAlias, TypeGuard
 
 from engine.grammar.patterns import UNSPELLABLE, rust_pattern
+from engine.values.formats import FORMATS
 from engine.values.schemas import plain, refuse, target
 
 Schema: TypeAlias = dict[str, Any]
 
-_MONTHS = (
-    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
-    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-)
-_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
-_YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
-_DATE = f"(?:{_YEAR}-{_MONTHS}|{_LEAP_YEAR}-02-29)"
-_TIME = (
-    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?"
-    "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-)
-
-
-_LABEL = (
-    "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,2}[a-zA-Z0-9]"
-    "|[a-zA-Z0-9-](?:[a-zA-Z0-9][a-zA-Z0-9-]|-[a-zA-Z0-9])[a-zA-Z0-9-]{0,58}[a-zA-Z0-9])?"
-)
-
-_BASE64, _HEX = "[A-Za-z0-9+/]", "[0-9a-fA-F]"
-_UUID_END = f"{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}"
-_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-
-FORMATS: dict[str, Schema] = {
-    "date": {"pattern": f"^{_DATE}$"},
-    "time": {"pattern": f"^{_TIME}$"},
-    "date-time": {"pattern": f"^{_DATE}[Tt]{_TIME}$"},
-    "base64": {"pattern": f"^(?:{_BASE64}{{4}})*(?:{_BASE64}{{2}}==|{_BASE64}{{3}}=)?$"},
-    "ipv4interface": {"pattern": rf"^{_OCTET}(?:\.{_OCTET}){{3}}(?:/(?:3[0-2]|[12]?[0-9]))?$"},
-    **{
-        f"uuid{version}": {"pattern": f"^{_HEX}{{8}}-{_HEX}{{4}}-{version}{_UUID_END}$"}
-        for version in range(1, 9)
-    },
-    "hostname": {"pattern": rf"^{_LABEL}(?:\.{_LABEL})*$", "maxLength": 253},
-}
-"""Formats that llguidance reads too widely: it allows 29 February in any year, any minute's leap
-second, and labels that claim to be Punycode. Here no minute has a leap second, years begin with
-0001, as most languages' do, and no label has hyphens in its third and fourth place. The others are
-pydantic's, which llguidance does not know."""
+READ_TOO_WIDELY = frozenset({"date", "time", "date-time", "duration", "hostname", "email"})
+"""Formats of which llguidance allows too much: 29 February in any year, any minute's leap second,
+durations that no language holds, labels that claim to be Punycode, and mailboxes of any length.
+Patterns replace them: no minute has a leap second, years begin with 0001, and no label has hyphens
+in its third and fourth place. That of e-mail does not where the schema has another: both together
+take llguidance too long."""
 
 MAX_NAME_PATTERNS = 32
 """Of one schema: llguidance compares each with each."""
 
 MAX_INTEGER = 2**63 - 1
 _LARGEST_SAFE = 2**53
+_LARGEST_BOUND = 2**63
 _EXACT_DIGITS = 15
 _TO_FLOOR = Context(prec=_EXACT_DIGITS, rounding=ROUND_FLOOR)
 _TO_CEILING = Context(prec=_EXACT_DIGITS, rounding=ROUND_CEILING)
@@ -85,7 +54,8 @@ def faithful(text: str) -> Schema:
     root.pop("x-guidance", None)  # llguidance's own settings are not a client's to choose
     root.pop("$schema", None)
     reached = list(_reached(root))
-    if any("$id" in schema for schema in reached[1:]) and any("$ref" in one for one in reached):
+    has_documents = any("$id" in schema for schema in reached[1:])
+    if has_documents and any("#" in str(one.get("$ref")) for one in reached):
         raise ValueError("$ref is not supported together with an $id within the schema")
     root = plain(root, root, refuse)
     for schema in list(_reached(root)):  # which adds schemas that need no rewriting
@@ -138,7 +108,9 @@ def _rewrite(schema: Schema) -> None:
             raise ValueError(f"patternProperties: {MAX_NAME_PATTERNS} patterns are the most")
         schema["patternProperties"] = {rust_pattern(name): one for name, one in patterns.items()}
     others = schema.get("allOf", [])
-    if schema.get("format") in tuple(FORMATS) and isinstance(others, list):
+    format = schema.get("format")
+    is_costly = format == "email" and "pattern" in schema
+    if format in tuple(READ_TOO_WIDELY) and not is_costly and isinstance(others, list):
         schema["allOf"] = [*others, FORMATS[schema.pop("format")]]
 
 
@@ -206,6 +178,8 @@ def _bound(key: str, schema: Schema) -> float:
         return float(short.create_decimal(repr(bound)))
     if abs(bound) < _LARGEST_SAFE:
         return bound
+    if abs(bound) > _LARGEST_BOUND:
+        raise ValueError(f"{key} is not supported beyond 64-bit integers")
     if key.startswith("exclusive") and bound == stated:
         bound = math.nextafter(bound, inward)
     while not is_integer and _is_outside(bound, stated, is_upper=is_upper):

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
-from engine.values.patterns import without_look_arounds
+from engine.values.formats import FORMATS, FREE, KNOWN_TO_GRAMMARS, OTHER_NAMES
+from engine.values.patterns import implies, without_length_ahead, without_look_arounds
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -31,12 +32,7 @@ _ANNOTATIONS = frozenset(
     {"title", "description", "$comment", "default", "examples", "example", "deprecated"}
     | {"readOnly", "writeOnly", "$schema"}
 )
-_FREE_FORMATS = frozenset(
-    {"password", "binary", "byte", "path", "file-path", "directory-path", "json-string"}
-    | {"textarea", "multiline", "color", "html", "markdown", "decimal", "char"}
-)
-"""Formats of strings that are for people, or say how a program stores the text."""
-_SAME_FORMATS = {"guid": "uuid"}
+_ENCODINGS = frozenset({"base64", "base64url"})
 _ONLY_WITH = {"minContains": "contains", "maxContains": "contains", "additionalItems": "items"}
 
 
@@ -49,8 +45,10 @@ def target(reference: str, root: Schema) -> Any:
     reference itself, true or false. Raises LeadsNowhere.
 
     A fragment is percent-encoded. Many generators do not do that, so names count as they stand
-    where the decoded ones do not exist.
+    where the decoded ones do not exist. A reference may also be a plain name, an `$id`.
     """
+    if "#" not in reference and (named := _named(reference, root)) is not None:
+        return named
     document, separator, fragment = reference.partition("#")
     if not separator or (document and document != str(root.get("$id", "")).rstrip("#")):
         raise LeadsNowhere(f"$ref {shown(reference)} is not supported: it must begin with #")
@@ -62,6 +60,27 @@ def target(reference: str, root: Schema) -> Any:
         if isinstance(found, Mapping | bool):
             return found
     raise LeadsNowhere(f"$ref {shown(reference)} leads nowhere")
+
+
+MAX_NAMED = 256
+"""Definitions among which a name is looked for."""
+
+
+def _named(reference: str, root: Schema) -> Schema | None:
+    """The whole schema, or one of its definitions, whose `$id` is a plain name, as TypeBox writes
+    them.
+    """
+    if _NAME.fullmatch(reference) is None:
+        return None
+    if root.get("$id") == reference:
+        return root
+    for place in _DEFINITIONS:
+        definitions = root.get(place)
+        if isinstance(definitions, Mapping) and len(definitions) <= MAX_NAMED:
+            for one in definitions.values():
+                if isinstance(one, Mapping) and one.get("$id") == reference:
+                    return one
+    return None
 
 
 MAX_SHOWN_CHARACTERS = 80
@@ -192,7 +211,7 @@ class _Writer:
             return schema
         written = dict[str, Any]()
         for key, value in self._equal(schema).items():
-            if key in _DEFINITIONS:
+            if key in _DEFINITIONS or (key == "$id" and _NAME.fullmatch(str(value))):
                 continue
             if key == "$ref" and isinstance(value, str):
                 found = self._targets.get(value, True)
@@ -228,10 +247,14 @@ class _Writer:
         if kept.get("minContains") == 0 and "maxContains" not in kept:
             kept.pop("minContains")
             kept.pop("contains")
-        _name_formats(kept)
+        _put_formats(kept)
         pattern = kept.get("pattern")
         if isinstance(pattern, str) and (equal := without_look_arounds(pattern)) is not None:
             kept["pattern"] = equal
+        if isinstance(pattern, str) and (short := without_length_ahead(pattern)) is not None:
+            kept["pattern"], length = short
+            others = kept.get("allOf", [])
+            kept["allOf"] = [*others, {"maxLength": length}] if isinstance(others, list) else others
         if "propertyNames" in kept:
             kept = self._with_named_members(kept)
         return kept
@@ -251,7 +274,7 @@ class _Writer:
         if names is True:
             return rest
         is_known = isinstance(names, Mapping) and _is_text(names)
-        return _members_of(rest, names) or schema if is_known else schema
+        return _members_of(rest, self._equal(names)) or schema if is_known else schema
 
 
 def _members_of(schema: dict[str, Any], names: Schema) -> dict[str, Any] | None:
@@ -266,7 +289,7 @@ def _members_of(schema: dict[str, Any], names: Schema) -> dict[str, Any] | None:
     if says in ({"enum"}, {"const"}) and isinstance(allowed, list):
         members = {name: declared.get(name, others) for name in allowed if isinstance(name, str)}
         return {**schema, "properties": members, "additionalProperties": False}
-    pattern = _name_pattern(names) if says <= {"pattern", "minLength", "maxLength"} else None
+    pattern = _name_pattern(names)
     if pattern is None or declared:
         return None
     return {**schema, "patternProperties": {pattern: others}, "additionalProperties": False}
@@ -277,11 +300,18 @@ def _is_text(names: Any) -> bool:
 
 
 def _name_pattern(names: Schema) -> str | None:
-    """One pattern for all that a schema of names says; None where it takes two."""
-    if "pattern" in names:
-        pattern = names["pattern"]
-        is_alone = "minLength" not in names and "maxLength" not in names
-        return pattern if is_alone and isinstance(pattern, str) else None
+    """One pattern for all that a schema of names says; None where it takes two, or has none."""
+    says = names.keys() - _ANNOTATIONS - {"type"}
+    pattern = names.get("pattern")
+    if says == {"pattern"} or (
+        says == {"pattern", "format"} and implies(str(pattern), str(names["format"]))
+    ):
+        return pattern if isinstance(pattern, str) else None
+    if says == {"format"}:
+        put = FORMATS.get(str(names["format"]), {})
+        return put["pattern"] if put.keys() == {"pattern"} else None
+    if not says <= {"minLength", "maxLength"}:
+        return None
     least, most = names.get("minLength") or 0, names.get("maxLength", "")
     if not isinstance(least, int) or not isinstance(most, int | str):
         return None
@@ -315,17 +345,29 @@ _NOTHING: Mapping[str, Callable[[Any], bool]] = {
     ),
     "allOf": lambda value: value == [],
     "patternProperties": lambda value: value == {},
-    **dict.fromkeys(("contentEncoding", "contentMediaType", "contentSchema"), lambda _: True),
+    **dict.fromkeys(("contentMediaType", "contentSchema"), lambda _: True),
 }
 """Which values of a keyword forbid nothing."""
 
 
-def _name_formats(schema: dict[str, Any]) -> None:
-    """Drop a format that is an annotation: of no string, or one of programs and forms."""
-    format, kinds = schema.get("format"), schema.get("type", "string")
-    if not isinstance(format, str):
+def _put_formats(schema: dict[str, Any]) -> None:
+    """Put a format of strings under a name that grammars know, or as its pattern. Drop one that is
+    an annotation: of no string, one of programs and forms, and one that a generator has of its own
+    next to the pattern that says what it means (of base64url, whether it is padded).
+    """
+    encoding = schema.pop("contentEncoding", None)
+    stated = schema.pop("format", encoding if encoding in _ENCODINGS else None)
+    kinds = schema.get("type", "string")
+    allowed = kinds if isinstance(kinds, list) else [kinds]
+    if not isinstance(stated, str) or "string" not in allowed:
         return
-    if format in _FREE_FORMATS or "string" not in (kinds if isinstance(kinds, list) else [kinds]):
-        del schema["format"]
-    elif format in _SAME_FORMATS:
-        schema["format"] = _SAME_FORMATS[format]
+    name = OTHER_NAMES.get(stated, stated)
+    if name in KNOWN_TO_GRAMMARS:
+        schema["format"] = name
+    elif name in FORMATS and not (name == "base64url" and "pattern" in schema):
+        if schema.keys().isdisjoint(FORMATS[name]):
+            schema |= FORMATS[name]
+        elif isinstance(others := schema.get("allOf", []), list):
+            schema["allOf"] = [*others, FORMATS[name]]
+    elif name not in FREE and "pattern" not in schema:
+        schema["format"] = stated
