@@ -36,9 +36,13 @@ def generated(
 
 @app.command()
 def suite(
-    directory: Annotated[Path, typer.Argument(help="Such as tests/draft2020-12 of a clone.")],
+    directory: Annotated[
+        Path, typer.Argument(help="tests/draft2020-12 of a clone, or maskbench/data.")
+    ],
 ) -> None:
-    """Read the public JSON-Schema test suite. Fails if an invalid instance is accepted."""
+    """Read the public JSON-Schema test suite, or MaskBench. Fails if an invalid instance is
+    accepted.
+    """
     if not report(directory):
         raise typer.Exit(1)
 

@@ -1,6 +1,10 @@
-"""The public JSON-Schema test suite: how many of its schemas are supported, and rightly read."""
+"""Public collections of schemas with instances, valid and not: how many are supported, and rightly
+read. A file has a list of cases, as in the JSON-Schema test suite, or one, as in MaskBench, which is
+made of JSONSchemaBench.
+"""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,11 +18,17 @@ from engine.values.request import Grammar, GrammarKind
 from tests.grammars import LocalGrammars, demo_tokenizer
 
 
+MOST_REASONS = 30
+_DETAIL = re.compile(r"'[^']*'|\d+")
+_SCHEMAS = ("schemas refused", "schemas supported")
+
+
 @dataclass(slots=True)
 class Tally:
     """Of one keyword's schemas and of the instances that the suite judges by them."""
 
     counts: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)  # why schemas are refused
     wrong: list[str] = field(default_factory=list)
     narrow: list[str] = field(default_factory=list)
 
@@ -54,7 +64,8 @@ def read_suite(directory: Path) -> Iterator[tuple[str, Tally]]:
     reader = Reader()
     for path in sorted(directory.rglob("*.json")):
         tally = Tally()
-        for case in json.loads(path.read_text("utf-8")):
+        found = json.loads(path.read_text("utf-8"))
+        for case in found if isinstance(found, list) else [found]:
             _read_case(reader, case, tally)
         yield str(path.relative_to(directory)), tally
 
@@ -62,8 +73,9 @@ def read_suite(directory: Path) -> Iterator[tuple[str, Tally]]:
 def _read_case(reader: Reader, case: dict[str, Any], tally: Tally) -> None:
     try:
         matcher = reader.matcher(case["schema"])
-    except InvalidRequest:
+    except InvalidRequest as refusal:
         tally.counts["schemas refused"] += 1
+        tally.reasons[_DETAIL.sub("_", str(refusal))[:80]] += 1
         return
     tally.counts["schemas supported"] += 1
     for test in case["tests"]:
@@ -72,16 +84,23 @@ def _read_case(reader: Reader, case: dict[str, Any], tally: Tally) -> None:
 
 
 def report(directory: Path) -> bool:
-    """Print the tallies; whether no invalid instance was accepted."""
-    total: Counter[str] = Counter()
+    """Print the tallies, those of files with several schemas one by one; whether no invalid instance
+    was accepted.
+    """
+    total, reasons = Counter[str](), Counter[str]()
     sound = True
     for name, tally in read_suite(directory):
         total += tally.counts
+        reasons += tally.reasons
         sound = sound and not tally.wrong
-        print(f"{name}: " + ", ".join(f"{k} {n}" for k, n in sorted(tally.counts.items()) if n))
+        is_of_one = sum(tally.counts[key] for key in _SCHEMAS) == 1
+        if not is_of_one or tally.wrong:
+            print(f"{name}: " + ", ".join(f"{k} {n}" for k, n in sorted(tally.counts.items()) if n))
         for what in tally.wrong:
             print(f"    ACCEPTED, though invalid: {what}")
-        for what in tally.narrow:
+        for what in () if is_of_one else tally.narrow:
             print(f"    refused, though valid: {what}")
     print("all: " + ", ".join(f"{name} {n}" for name, n in sorted(total.items())))
+    for reason, count in reasons.most_common(MOST_REASONS):
+        print(f"    refused {count}: {reason}")
     return sound
