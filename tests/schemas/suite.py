@@ -1,6 +1,6 @@
 """Public collections of schemas with instances, valid and not: how many are supported, and rightly
-read. A file has a list of cases, as in the JSON-Schema test suite, or one, as in MaskBench, which is
-made of JSONSchemaBench.
+read. A file has a list of cases, as in the JSON-Schema test suite, or one, as in MaskBench, whose
+schemas are those of JSONSchemaBench.
 """
 
 import json
@@ -16,7 +16,6 @@ from llguidance import LLMatcher
 from engine.api import InvalidRequest
 from engine.values.request import Grammar, GrammarKind
 from tests.grammars import LocalGrammars, demo_tokenizer
-
 
 MOST_REASONS = 30
 _DETAIL = re.compile(r"'[^']*'|\d+")
@@ -84,8 +83,8 @@ def _read_case(reader: Reader, case: dict[str, Any], tally: Tally) -> None:
 
 
 def report(directory: Path) -> bool:
-    """Print the tallies, those of files with several schemas one by one; whether no invalid instance
-    was accepted.
+    """Print the tallies, those of files with several schemas one by one; whether no invalid
+    instance was accepted.
     """
     total, reasons = Counter[str](), Counter[str]()
     sound = True
