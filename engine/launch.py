@@ -16,7 +16,7 @@ from engine.mlx_backend.helper import ANSWER, CONFIG
 from engine.mlx_backend.loading.checkpoint import Checkpoint
 from engine.mlx_backend.loading.locate import find_checkpoint, local_checkpoint, open_checkpoint
 from engine.process.child import start_child
-from engine.remote.engine import RemoteEngine
+from engine.remote.engine import RemoteEngine, tokenizer_of
 from engine.values.settings import DiskCacheConfig, EngineConfig
 from engine.values.stats import ModelMemory
 from kvstore.disk.folder import joined, new_daemon, wrap_errors
@@ -35,6 +35,7 @@ __all__ = [
     "local_checkpoint",
     "needed_memory",
     "open_checkpoint",
+    "tokenizer_of",
 ]
 
 

@@ -221,6 +221,7 @@ def _planned_card(
         checkpoint=str(opened.checkpoint),
         adapters=loaded.adapters,
         generates=loaded.purpose.generates,
+        template=template_kind(loaded.tokenizer),
         kv_format=layout.format_in_use,
         state_format=str(layout.state_format) if layout.states else "",
         license=Checkpoint(opened.checkpoint).license,

@@ -225,7 +225,8 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None
         logger.debug("dropped events of a closed event loop")
 
 
-def _open_tokenizer(card: ModelCard) -> Tokenizer:
+def tokenizer_of(card: ModelCard) -> Tokenizer:
+    """The tokenizer of the model of that card, read from its checkpoint."""
     from engine.text.tokenizer import open_tokenizer  # noqa: PLC0415 - transformers takes a second
 
     return open_tokenizer(card)
@@ -257,7 +258,7 @@ class RemoteEngine:
         start_process: StartProcess,
         config: EngineConfig,
         report: Report,
-        open_tokenizer: Callable[[ModelCard], Tokenizer] = _open_tokenizer,
+        open_tokenizer: Callable[[ModelCard], Tokenizer] = tokenizer_of,
     ) -> "RemoteEngine":
         """Returns when the process has loaded the model. Raises what loading raises. The process is
         killed if this is cancelled.

@@ -63,6 +63,11 @@ class Message:
         return "\n".join(part.text for part in self.parts)
 
     @property
+    def is_about_calls(self) -> bool:
+        """Whether it has calls, or is the result of one."""
+        return self.role == "tool" or bool(self.calls)
+
+    @property
     def is_prefill(self) -> bool:
         """Whether it is the beginning of an answer, which the model can continue."""
         return self.role == "assistant" and bool(self.parts) and not self.calls
@@ -185,7 +190,7 @@ class Conversation:
     def concerns_tools(self) -> bool:
         """Whether there are tools, calls or results."""
         return bool(self.tools) or any(
-            message.tools or message.calls or message.role == "tool" for message in self.messages
+            message.tools or message.is_about_calls for message in self.messages
         )
 
 

@@ -26,7 +26,6 @@ from server.generation.plan import AnswerPlanner
 from server.generation.request_fields import Prompt
 from server.generation.template import (
     TemplateTraits,
-    concerns_tools,
     content_as_parts,
     declared_tools,
     in_place,
@@ -118,7 +117,7 @@ class PromptEncoder:
 
         def encode() -> list[int]:
             tools, told = self._placed(conversation, replays.tool_places, cache_salt)
-            is_about_tools = bool(tools) or any(map(concerns_tools, given))
+            is_about_tools = bool(tools) or any(message.is_about_calls for message in given)
             is_generic = self._planner.tools is GENERIC and is_about_tools
             traits = replace(self.traits, system="system") if is_generic else self.traits
             messages = in_place(told, traits)

@@ -258,11 +258,6 @@ def content_as_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
-def concerns_tools(message: Message) -> bool:
-    """Whether the message has calls, or is the result of one."""
-    return message.role == "tool" or bool(message.calls)
-
-
 _WORD = "somethingthatissaid"
 _ID = "abcdefghi"
 _FOREIGN_IDS = ("call_0123456789abcdef01234567", "f:0", "")

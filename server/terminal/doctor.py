@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +12,14 @@ from pydantic import TypeAdapter
 from rich.console import Group, RenderableType
 
 from engine.api import ModelError
-from engine.launch import describe_machine, local_checkpoint
+from engine.launch import describe_machine, local_checkpoint, tokenizer_of
+from engine.values.model import ModelCard
 from engine.values.settings import SMOLLM2_NAME, EngineConfig
 from engine.values.stats import MachineReport
 from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
 from measuring.doctor import measure as take_measurements
 from server.admin_schema import fact_lines
+from server.generation.template import TemplateTraits, traits_of
 from server.settings import Settings
 from server.terminal.cli import command
 from server.terminal.console import (
@@ -59,7 +61,9 @@ def doctor(
         Path, typer.Option(help="The folder of the report.", callback=_writable)
     ] = Path(),
 ) -> None:
-    """Show what this machine offers a model: its memory, and how many tokens the KV cache holds.
+    """Show what this machine offers a model, its memory and how many tokens the KV cache holds, and
+    what the model's chat template takes.
+
     Without --model it is smollm2 if that has been fetched, else rootstock-demo, which --measure
     takes in any case.
 
@@ -76,7 +80,8 @@ def doctor(
         report = describe_machine(config)
         if report.problem:
             raise TerminalError(f"cannot serve {model.source}: {report.problem}")
-    show(machine_table(report))
+    assert report.card is not None, "a report without a problem has it"
+    show(machine_table(report, _template_traits(report.card)))
     if measure:
         _measure(config, into)
 
@@ -89,8 +94,18 @@ def _measure(config: EngineConfig, into: Path) -> None:
         typer.echo(f"wrote {path}")
 
 
-def machine_table(report: MachineReport) -> RenderableType:
-    """The machine and the memory plan of the configured model, for a report without a problem."""
+def _template_traits(card: ModelCard) -> TemplateTraits | None:
+    """What the model's chat template takes; None where there is no template."""
+    if not card.generates:
+        return None
+    tokenizer = tokenizer_of(card)
+    return traits_of(tokenizer) if tokenizer.chat_template else None
+
+
+def machine_table(report: MachineReport, traits: TemplateTraits | None) -> RenderableType:
+    """The machine, and the memory plan and the template's traits of the configured model, for a
+    report without a problem.
+    """
     card = report.card
     assert card is not None, "a report without a problem has it"
     assert report.memory is not None, "a report without a problem has it"
@@ -112,6 +127,9 @@ def machine_table(report: MachineReport) -> RenderableType:
     kv_cache = f"holds {card.arena_tokens:,} tokens, {card.kv_format}"
     rows += [("KV cache", kv_cache), ("context", context)]
     rows += [(line.label, line.text) for line in fact_lines(card)]
+    if traits is not None:
+        taken = ", ".join(f"{name} {value}" for name, value in asdict(traits).items())
+        rows.append(("chat template", taken))
     return Group(facts(rows), memory_listing([(card.name, report.memory)]))
 
 

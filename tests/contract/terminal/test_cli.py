@@ -21,6 +21,7 @@ from kvstore.disk.store import DiskStore
 from kvstore.disk.types import MIB, DiskLimits
 from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
 from server import __version__
+from server.generation.template import TemplateTraits
 from server.settings import Settings
 from server.terminal.cli import SUMMARIES, app
 from server.terminal.doctor import machine_table, to_markdown
@@ -275,7 +276,7 @@ def test_doctor_prints_a_problem_as_it_is_and_nothing_else(monkeypatch: pytest.M
 
 def test_doctor_says_what_the_budget_comes_to() -> None:
     console = Console(record=True, width=100, file=StringIO())
-    console.print(machine_table(REPORT))
+    console.print(machine_table(REPORT, None))
     lines = console.export_text().splitlines()
     assert any("holds 123,456 tokens, q8" in line for line in lines)
     heads, sizes = (line.split() for line in lines[-2:])
@@ -283,6 +284,14 @@ def test_doctor_says_what_the_budget_comes_to() -> None:
     assert " ".join(sizes) == "tiny 512 MiB 1.0 GiB - 384 MiB - 1.9 GiB"
     assert any("4,096 tokens of the model's 131,072" in line for line in lines)
     assert not any("problem" in line or "advice" in line for line in lines)
+
+
+def test_doctor_says_what_the_chat_template_takes() -> None:
+    console = Console(record=True, width=400, file=StringIO())
+    console.print(machine_table(REPORT, TemplateTraits(content="parts", late_system="user")))
+    (line,) = [each for each in console.export_text().splitlines() if "chat template" in each]
+    assert "content parts, system system, late_system user, " in line
+    assert "call_ids any, tools declared" in line
 
 
 MEASURED = Measurements(

@@ -125,7 +125,9 @@ def test_settings_without_a_model_are_those_of_smollm2() -> None:
 
 
 def test_pull_fetches_it_and_doctor_shows_it(index: Index) -> None:
-    assert "rootstock-demo" in run("doctor").stdout
+    shown = run("doctor").stdout
+    assert "rootstock-demo" in shown
+    assert "late_system system" in shown
     pulled = run("pull", "smollm2")
     assert pulled.exit_code == 0, pulled.stderr
     assert Path(pulled.stdout.strip(), "config.json").exists()
