@@ -1,4 +1,6 @@
-"""The whole run: `python -m tests.hostile`. Parts of it: `--share 0.05`, `--only responses`."""
+"""The whole run: `python -m tests.hostile`. Less of it: `--share 0.05`, `--only responses`. All of
+it in turns: `--part 1/60`, then `--part 2/60`...
+"""
 
 import asyncio
 import json
@@ -69,6 +71,27 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the run, of `count`; the first is number 1."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def read(cls, text: str) -> "Part":
+        """Raises typer.BadParameter for what is no part."""
+        match text.split("/"):
+            case [number, count] if number.isdecimal() and count.isdecimal():
+                if 1 <= int(number) <= int(count):
+                    return cls(int(number), int(count))
+        raise typer.BadParameter(f"{text} is no part, as 2/60 is")
+
+    def of(self, attacks: Sequence[FieldAttack]) -> Sequence[FieldAttack]:
+        """Those that belong to it."""
+        return attacks[self.number - 1 :: self.count]
+
+
+@dataclass(frozen=True, slots=True)
 class Scene:
     """A daemon, the process that attacks it, and what a harmless client waits meanwhile."""
 
@@ -94,6 +117,13 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of the first one, and of the share.")] = 0,
     share: Annotated[float, typer.Option(help="Of the fields' shapes, drawn at random.")] = 1.0,
     only: Annotated[str, typer.Option(help="A part of the names of the fields' routes.")] = "",
+    part: Annotated[
+        str,
+        typer.Option(
+            help="As 2/60: of the fields' shapes every sixtieth, from the second on. What else is "
+            "sent belongs to the first part."
+        ),
+    ] = "1/1",
     table: Annotated[Path | None, typer.Option(help="A file for all rows.")] = None,
 ) -> None:
     """Send all that is known to be hostile, costly values in every field of every route, and random
@@ -104,7 +134,7 @@ def main(
         parent = Path(folder)
         models = _pooling_models(parent)
         with daemon(parent, *models) as living:
-            run = _Run(living, seed, share, only)
+            run = _Run(living, seed, share, only, Part.read(part))
             rows = asyncio.run(run.all(drawn))
     if table is not None:
         _write(table, rows)
@@ -130,7 +160,7 @@ def _pooling_models(parent: Path) -> tuple[str, ...]:
 
 
 class _Run:
-    def __init__(self, living: Daemon, seed: int, share: float, only: str) -> None:
+    def __init__(self, living: Daemon, seed: int, share: float, only: str, part: Part) -> None:
         self._living = living
         self._target = Target(int(living.url.rpartition(":")[2]), HOSTILE)
         self._process = psutil.Process(living.process.pid)
@@ -138,16 +168,19 @@ class _Run:
         self._seed = seed
         self._share = share
         self._only = only
+        self._part = part
         self._first_bytes: int | None = None
         self.problems: list[str] = []
 
     async def all(self, drawn: int) -> list[Row]:
         rows = list[Row]()
         async with client(self._living, HOSTILE) as hostile, client(self._living, PROBE) as probe:
-            rows += await self._grammars(hostile, probe, drawn)
+            if self._part.number == 1:
+                rows += await self._grammars(hostile, probe, drawn)
             document = (await probe.get("/openapi.json")).raise_for_status().json()
             with attacker() as pool:
-                rows += await self._named(pool, probe)
+                if self._part.number == 1:
+                    rows += await self._named(pool, probe)
                 rows += await self._fields(pool, probe, document)
             assert await is_alive(probe)
         return rows
@@ -184,10 +217,12 @@ class _Run:
         self, pool: ProcessPoolExecutor, probe: httpx.AsyncClient, document: dict[str, object]
     ) -> list[Row]:
         by_route = dict[str, list[FieldAttack]]()
-        for field in fields(document):
-            for shape in shapes(field):
-                if self._only in field.route and self._random.random() < self._share:
-                    by_route.setdefault(field.route, []).append(FieldAttack(field, shape))
+        attacks = [
+            FieldAttack(field, shape) for field in fields(document) for shape in shapes(field)
+        ]
+        for attack in self._part.of(attacks):
+            if self._only in attack.route and self._random.random() < self._share:
+                by_route.setdefault(attack.route, []).append(attack)
         worst = list[Row]()
         for route, attacks in by_route.items():
             async with self._scene(pool, probe) as scene:

@@ -12,6 +12,7 @@ from functools import partial
 
 import httpx
 import pytest
+import typer
 from pydantic import BaseModel
 
 from server import service
@@ -20,6 +21,8 @@ from server.http.body import Head, is_light, parse, read_head
 from server.settings import Settings
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
+from tests.hostile.__main__ import Part
+from tests.hostile.attacks import FieldAttack
 from tests.hostile.fields import Field, fields
 from tests.hostile.shapes import Shape, body, shapes
 from tests.hostile.storm import TAKEN
@@ -103,6 +106,16 @@ def test_every_field_is_found(all_fields: list[Field]) -> None:
     }
     assert expected - found == set()
     assert len(found) > 500
+
+
+def test_the_parts_of_a_run_are_all_of_it(all_fields: list[Field]) -> None:
+    attacks = [FieldAttack(field, shape) for field in all_fields[:20] for shape in shapes(field)]
+    parts = [Part.read(f"{number}/7").of(attacks) for number in range(1, 8)]
+    names = [attack.name for part in parts for attack in part]
+    assert sorted(names) == sorted(attack.name for attack in attacks)
+    for wrong in ("0/7", "8/7", "7", "a/b", "-1/7"):
+        with pytest.raises(typer.BadParameter):
+            Part.read(wrong)
 
 
 def test_values_have_their_sizes_and_their_places(all_fields: list[Field]) -> None:
