@@ -1,12 +1,13 @@
 """Common parts of OpenAI's dialects: usage, chunks, log-probabilities, a chat's conversation."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Annotated, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -20,163 +21,41 @@ from typing_extensions import TypedDict
 from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, TokenLogprob
 from server.dialects.error_shapes import openai_error
-from server.dialects.files import FileFields
 from server.dialects.job import StreamWriter, wire_json
+from server.dialects.openai_messages import ChatMessage, chat_history
 from server.dialects.openai_tools import (
     ChatFunctionTool,
     ChatTool,
     ChatToolChoice,
-    FunctionCall,
     FunctionChoice,
     FunctionDeclaration,
     NamedFunction,
-    ToolCalls,
+    chosen,
+    dropped_kinds,
+    served_tools,
 )
 from server.dialects.thinking_fields import ThinkingFields
-from server.errors import SERVER, UNSUPPORTED, ApiError
+from server.errors import SERVER, ApiError
 from server.generation import conversation
 from server.generation.choice import AnswerUsage
 from server.generation.conversation import (
     MAX_MESSAGES,
-    MAX_PARTS,
-    ROLES,
     Conversation,
-    Text,
     check_choice,
     check_continued,
     check_messages,
     check_tools,
 )
 from server.generation.foreign_fields import Unsupported
+from server.generation.foreign_history import log_dropped, log_foreign
 from server.generation.request_fields import ModelsTemplate, PromptRequest
 from server.generation.requests import ServedModel
 from server.generation.tools import (
     MAX_TOOLS,
-    ToolCall,
     ToolChoice,
 )
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, escape_line_ends, sse_data
-from server.json_model import NULL, ByType, ReadAs, RequestModel, any_of, present
-
-
-class TextPart(RequestModel):
-    """One part of a message's content. Text is the only kind that is served, and files of text."""
-
-    type: str = Field(json_schema_extra={"const": "text"})
-    text: str
-
-    @field_validator("type")
-    @classmethod
-    def _text_alone(cls, kind: str) -> str:
-        if kind != "text":
-            message = "parts of type '{kind}' are not supported, only 'text'"
-            raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
-        return kind
-
-    def value(self) -> Text:
-        return Text(self.text)
-
-
-class FilePart(RequestModel):
-    """A file of text."""
-
-    type: Literal["file"]
-    file: FileFields
-
-    def value(self) -> Text:
-        return Text(self.file.required_text())
-
-
-def _text(text: object) -> dict[str, object]:
-    return {"type": "text", "text": text}
-
-
-def as_parts(content: object) -> object:
-    """A string as one part of text."""
-    if isinstance(content, str):
-        return [_text(content)]
-    if not isinstance(content, list):
-        raise PydanticCustomError("content", "must be a string or a list of parts")
-    return content
-
-
-_TextParts = Annotated[
-    list[Annotated[Text, ReadAs(Annotated[TextPart | FilePart, ByType(TextPart)])]],
-    Field(max_length=MAX_PARTS, fail_fast=True),
-]
-Content = Annotated[_TextParts, BeforeValidator(as_parts, json_schema_input_type=str | _TextParts)]
-
-
-NEEDS_NO_CONTENT = ("assistant", "tool", "function")
-"""Roles whose content may be null: there are calls, or a function returned nothing."""
-
-FUNCTION_CALL_ID = "function1"
-"""The id of a `function_call`, which has none: its result follows it. Mistral's templates take nine
-letters and digits."""
-
-
-class Message(RequestModel):
-    model_config = any_of(
-        {"properties": {"role": {"enum": list(NEEDS_NO_CONTENT)}}},
-        present(content={"type": ["string", "array"]}),
-    )
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    refusal: str | None = None  # before content, which it becomes a part of
-    content: Content | None = Field(None, validate_default=True)
-    name: str | None = None
-    tool_calls: ToolCalls | None = None
-    tool_call_id: str | None = None
-    function_call: FunctionCall | None = None  # OpenAI's older form of tool_calls
-    reasoning_content: str | None = None
-    reasoning: str | None = None  # reasoning_content, as some clients spell it
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _refusals_are_text(cls, content: object, info: ValidationInfo) -> object:
-        """The words with which an assistant refused, in parts of `content` or in `refusal` as
-        OpenAI's models give them, are text that it said.
-        """
-        if info.data.get("role") != "assistant":
-            return content
-        refusal = info.data.get("refusal")
-        parts = as_parts(content) if content and isinstance(content, str) else content
-        if refusal and not parts:
-            return [_text(refusal)]
-        if not isinstance(parts, list):
-            return content
-        texts = [
-            _text(part.get("refusal"))
-            if isinstance(part, dict) and part.get("type") == "refusal"
-            else part
-            for part in parts
-        ]
-        return [*texts, _text(refusal)] if refusal else texts
-
-    @model_validator(mode="after")
-    def _content_required_by_role(self) -> Self:
-        if self.content is None and self.role not in NEEDS_NO_CONTENT:
-            message = "a message of role '{role}' needs content"
-            raise PydanticCustomError("content", message, {"role": self.role})
-        return self
-
-    def value(self) -> conversation.Message:
-        """The message. A `function_call` is a call like any other, unless there are others."""
-        calls, older = self.tool_calls or [], self.function_call
-        if not calls and older is not None:
-            calls = [ToolCall(FUNCTION_CALL_ID, older.name, older.arguments)]
-        answered = FUNCTION_CALL_ID if self.role == "function" else None
-        return conversation.Message(
-            role=ROLES[self.role],
-            parts=tuple(self.content or ()),
-            reasoning=self.reasoning_content or self.reasoning or "",
-            calls=tuple(calls),
-            answered_call=self.tool_call_id or answered,
-            name=self.name,
-        )
-
-
-ChatMessage = Annotated[conversation.Message, ReadAs(Message)]
+from server.json_model import NULL, any_of
 
 
 class ConversationFields(PromptRequest, ThinkingFields):
@@ -186,34 +65,39 @@ class ConversationFields(PromptRequest, ThinkingFields):
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     tools: list[ChatTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
-    tool_choice: ChatToolChoice = Field(
-        default_factory=ToolChoice, json_schema_extra={"default": "auto"}
-    )
+    tool_choice: ChatToolChoice = "auto"
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
     @model_validator(mode="after")
     def _make_a_conversation(self) -> Self:
+        messages, tools = chat_history(self.messages), served_tools(self.tools)
         if self.messages:
-            check_messages(self.messages, "messages")
-        check_tools(self.tools, "tools")
-        check_choice(self.tool_choice, self.tools)
+            check_messages(messages, "messages")
+        check_tools(tools, "tools")
+        check_choice(chosen(self.tool_choice, self.tools), tools)
         if self.continue_final_message:
-            check_continued(self.messages, "continue_final_message")
+            check_continued(messages, "continue_final_message")
         return self
 
     @property
     def conversation(self) -> conversation.Conversation:
         """The conversation of these fields."""
         return conversation.Conversation(
-            messages=self.messages,
-            tools=self.tools,
-            tool_choice=self.tool_choice,
+            messages=chat_history(self.messages),
+            tools=served_tools(self.tools),
+            tool_choice=chosen(self.tool_choice, self.tools),
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             cache_salt=self.cache_salt,
             **self.thinking_choice.conversation_fields,
         )
+
+    def log_unserved(self, request_id: str) -> None:
+        """Log what is not served of other servers' kinds."""
+        calls = chain.from_iterable(turn.foreign for turn in self.messages)
+        log_foreign(Counter(call.kind for call in calls), request_id)
+        log_dropped(dropped_kinds(self.tools), request_id)
 
 
 class CompletionTokensDetails(TypedDict):

@@ -1,12 +1,15 @@
 """Tools, tool choices and tool calls as OpenAI's chats have them. Several dialects share them."""
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from server.generation.foreign_history import Note, foreign_note
 from server.generation.tools import (
     FUNCTION_NAME,
     MAX_TOOLS,
@@ -24,6 +27,7 @@ from server.json_model import (
     RequestModel,
     any_of,
     of_type,
+    other_types,
     present,
     type_of,
 )
@@ -95,13 +99,37 @@ class ChatCustomTool(RequestModel):
         return custom_tool(custom.name, custom.description, syntax, definition)
 
 
-UNKNOWN_TYPE = "tools of type '{kind}' are not supported, only 'function' and 'custom'"
+@dataclass(frozen=True, slots=True)
+class DroppedTool:
+    """A tool that is not served."""
+
+    kind: str
+
+
+class ForeignTool(RequestModel):
+    """A tool of another kind, which another server would run. Dropped."""
+
+    type: str = Field(json_schema_extra=other_types(ChatFunctionTool, ChatCustomTool))
+
+    def value(self) -> DroppedTool:
+        return DroppedTool(self.type)
+
 
 _ChatTool = Annotated[
-    ChatFunctionTool | ChatCustomTool, ByType(ChatFunctionTool, unknown=UNKNOWN_TYPE)
+    ChatFunctionTool | ChatCustomTool | ForeignTool,
+    ByType(ChatFunctionTool, foreign=ForeignTool),
 ]
-ChatTool = Annotated[Tool, ReadAs(_ChatTool)]
-FunctionTool = Annotated[Tool, ReadAs(ChatFunctionTool)]
+ChatTool = Annotated[Tool | DroppedTool, ReadAs(_ChatTool)]
+
+
+def served_tools(tools: Iterable[Tool | DroppedTool]) -> list[Tool]:
+    """The tools that the model can call."""
+    return [tool for tool in tools if isinstance(tool, Tool)]
+
+
+def dropped_kinds(tools: Iterable[Tool | DroppedTool]) -> Counter[str]:
+    """The number of tools of each kind that is not served."""
+    return Counter(tool.kind for tool in tools if isinstance(tool, DroppedTool))
 
 
 class NamedFunction(RequestModel):
@@ -134,8 +162,19 @@ class NamedCustomChoice(RequestModel):
         return self.custom.name
 
 
+class ForeignChoice(RequestModel):
+    """A tool of another kind must be called."""
+
+    type: str = Field(json_schema_extra=other_types(NamedToolChoice, NamedCustomChoice))
+
+    @property
+    def name(self) -> str:
+        return self.type
+
+
 NamedChoice = Annotated[
-    NamedToolChoice | NamedCustomChoice, ByType(NamedToolChoice, unknown=UNKNOWN_TYPE)
+    NamedToolChoice | NamedCustomChoice | ForeignChoice,
+    ByType(NamedToolChoice, foreign=ForeignChoice),
 ]
 
 
@@ -166,17 +205,28 @@ _Allowed = Annotated[AllowedToolChoice, Tag("Allowed")]
 _Choice = Annotated[TaggedMode | _Named | _Allowed, CHOICE_KIND]
 
 
-def _choice(choice: ToolMode | NamedChoice | AllowedToolChoice) -> ToolChoice:
+ChatToolChoice = _Choice
+
+
+def chosen(
+    choice: ToolMode | NamedChoice | AllowedToolChoice, tools: Sequence[Tool | DroppedTool]
+) -> ToolChoice:
+    """The choice in terms of the tools that are left. It is `auto` where none is left of those that
+    have to be called, and `none` where none is left of those that are allowed.
+    """
+    served = {tool.name for tool in served_tools(tools)}
+    dropped = dropped_kinds(tools).keys() - served
     match choice:
-        case str():
-            return ToolChoice(choice)
         case AllowedToolChoice(allowed_tools=allowed):
-            return ToolChoice(allowed.mode, frozenset(tool.name for tool in allowed.tools))
+            names = frozenset(tool.name for tool in allowed.tools) - dropped
+            return ToolChoice(allowed.mode, names) if names else ToolChoice("none")
+        case str():
+            is_left = choice != "required" or served or not dropped
+            return ToolChoice(choice) if is_left else ToolChoice()
+        case _ if choice.name in dropped:
+            return ToolChoice()
         case _:
             return ToolChoice("required", frozenset({choice.name}))
-
-
-ChatToolChoice = Annotated[ToolChoice, ReadAs(_Choice, _choice)]
 
 
 def _as_text(arguments: object) -> object:
@@ -223,9 +273,33 @@ class CustomToolCall(RequestModel):
         return ToolCall(self.id, self.custom.name, custom_arguments(self.custom.input))
 
 
+class ForeignToolCall(RequestModel):
+    """A call of a tool of another kind, in a history. What it says becomes a text."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str = Field("", max_length=256)
+    type: str = Field(json_schema_extra=other_types(FunctionToolCall, CustomToolCall))
+
+    def value(self) -> "ForeignCall":
+        note = foreign_note(self.type, self.model_dump(exclude={"id", "type"}))
+        return ForeignCall(self.id, self.type, note)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignCall:
+    """A call of a tool of another kind. `note` is what it says to a model, if anything."""
+
+    id: str
+    kind: str
+    note: Note | None
+
+
 _ToolCall = Annotated[
-    FunctionToolCall | CustomToolCall, ByType(FunctionToolCall, unknown=UNKNOWN_TYPE)
+    FunctionToolCall | CustomToolCall | ForeignToolCall,
+    ByType(FunctionToolCall, foreign=ForeignToolCall),
 ]
 ToolCalls = Annotated[
-    list[Annotated[ToolCall, ReadAs(_ToolCall)]], Field(max_length=MAX_TOOLS, fail_fast=True)
+    list[Annotated[ToolCall | ForeignCall, ReadAs(_ToolCall)]],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
 ]

@@ -22,7 +22,6 @@ that are written without spaces have other letters."""
 SILENT = frozenset(
     {
         "compaction_trigger",
-        "configuration_update",
         "container_upload",
         "fallback",
         "ghost_snapshot",
@@ -85,8 +84,17 @@ def foreign_note(kind: str, fields: Mapping[str, object]) -> Note | None:
 def log_foreign(kinds: Counter[str], request_id: str) -> None:
     """Log the number of parts of each of these kinds, which a request's history has."""
     if kinds:
-        counted = {kind[:64]: n for kind, n in kinds.most_common(MAX_LOGGED)}
-        log.info("request %s: of other servers, in its history: %r", request_id, counted)
+        log.info("request %s: of other servers, in its history: %r", request_id, _most(kinds))
+
+
+def log_dropped(kinds: Counter[str], request_id: str) -> None:
+    """Log the number of tools of each of these kinds, which are not served."""
+    if kinds:
+        log.info("request %s: no such tools here: %r", request_id, _most(kinds))
+
+
+def _most(kinds: Counter[str]) -> dict[str, int]:
+    return {kind[:64]: n for kind, n in kinds.most_common(MAX_LOGGED)}
 
 
 def _told(value: object, depth: int) -> object:

@@ -332,6 +332,12 @@ class StructuredRequest(RequestModel):
         """Kept from the validation, which a thread does where a schema may be long."""
         return list(self._structures())
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, which may request another structure."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("_asked", None)
+        return copied
+
     def _structures(self) -> Iterator[Structure]:
         """All structures that the fields request. A dialect adds those of its own fields."""
         if self.response_format is not None and (asked := of_format(self.response_format)):

@@ -120,7 +120,6 @@ BAD = [
         {"tools": [{"type": "custom", "custom": {"name": "a", "format": {"type": "grammar"}}}]},
         "tools[0].custom.format",
     ),
-    ({"tools": [{"type": "web_search"}]}, "tools[0]"),
     ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice"),
 ]
 

@@ -184,7 +184,6 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 UNSUPPORTED_CHAT = [
     ({"tools": [TOOL]}, "tools"),  # the fake engine's model has no format of calls
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0]"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"thinking_budget": 10}, "thinking_budget"),
     ({"modalities": ["text", "audio"]}, "modalities"),

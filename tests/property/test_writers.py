@@ -285,8 +285,8 @@ def test_a_response(play: Play, include: set[str], reasoning: dict[str, str]) ->
     prompt, request = Conversation(messages=[]), Request("r", pack((1, 2)), 9)
 
     def job(record: RequestRecord, store: ResponseStore) -> Job:
-        given = ReadInput(prompt, RequestTools(body.tools), (), None, Counter())
-        form = response_form(body, given, request, MODEL, record, store)
+        given = ReadInput(body, prompt, RequestTools(body.tools), (), None, Counter())
+        form = response_form(given, request, MODEL, record, store)
         return Job(
             model=MODEL,
             requests=[request],

@@ -32,6 +32,7 @@ from server.dialects.openai import (
     usage_fields,
     wire_finish_reason,
 )
+from server.dialects.openai_tools import served_tools
 from server.dialects.render import RenderedRequest, rendered_request, rendered_response
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
 from server.generation.conversation import Chat
@@ -49,7 +50,9 @@ class ChatForm:
         self._names_tier = body.service_tier is not None
         self._include_usage = body.include_usage
         self._tokenizer = model.engine.tokenizer if body.logprobs else None
-        self._calls = FunctionCallForm() if body.functions else ToolCallsForm(body.tools)
+        self._calls = (
+            FunctionCallForm() if body.functions else ToolCallsForm(served_tools(body.tools))
+        )
 
     def whole(self, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
         """The JSON of a ChatCompletion."""
@@ -261,6 +264,7 @@ def as_chat(body: ChatRequest, *, reasons: bool) -> Chat:
     "/v1/chat/completions", body=ChatRequest, answer=ChatCompletion, stream=chunks(ChatChunk)
 )
 def create_chat_completion(body: ChatRequest, model: ServedModel, record: RequestRecord) -> Job:
+    body.log_unserved(record.id)
     request, plan = prepare_chat(as_chat(body, reasons=model.planner.reasons), model, record)
     form = ChatForm(body, model, request.id)
     writer = form.writer if body.stream else None

@@ -109,8 +109,6 @@ CLIENT_TOOLS: Sequence[ClientTool] = (
     ),
 )
 
-PREFIXES = tuple(tool.prefix for tool in CLIENT_TOOLS)
-
 
 def client_tool(type: str) -> ClientTool | None:
     """The tool whose version has this type."""

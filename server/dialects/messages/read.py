@@ -1,7 +1,6 @@
 """A Messages body read into a chat."""
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
@@ -38,7 +37,7 @@ from server.generation.conversation import (
     check_tools,
     texts,
 )
-from server.generation.foreign_history import Note, foreign_note, joined, log_foreign
+from server.generation.foreign_history import Note, foreign_note, joined, log_dropped, log_foreign
 from server.generation.request_fields import SampledRequest
 from server.generation.requests import ServedModel
 from server.generation.tools import (
@@ -214,16 +213,13 @@ SEARCHES = "tool_search_tool_"
 """How the types of Anthropic's own searches begin. Without them nothing would find deferred tools.
 """
 
-MAX_LOGGED = 8  # types of tools, which are client input
-
-log = logging.getLogger("rootstock.messages")
-
 Fields = dict[str, Any]
 
 
 def as_chat(body: MessagesRequest, model: ServedModel, record: RequestRecord) -> Chat:
     """Notes the body's `cache_control` fields in the record. Raises ApiError (400)."""
     record.cache_marks = body.cache_control_count
+    log_dropped(Counter(tool.type for tool in body.tools if tool.is_hosted), record.id)
     log_foreign(_foreign_kinds(body.messages), record.id)
     choice = body.tool_choice
     return Chat(
@@ -265,8 +261,6 @@ def _without_billing_line(text: str) -> str:
 
 
 def _tools(tools: Sequence[ToolParam]) -> list[Tool]:
-    if kinds := sorted({tool.type for tool in tools if tool.is_hosted}):
-        log.info("left out, as they run at Anthropic alone: tools of types %r", kinds[:MAX_LOGGED])
     runs_search = any(tool.is_hosted and tool.type.startswith(SEARCHES) for tool in tools)
     return [
         _function(tool, is_deferred=tool.defer_loading and not runs_search)

@@ -13,8 +13,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from server.dialects.messages.client_tools import PREFIXES, ClientTool, client_tool
-from server.dialects.openai import as_parts
+from server.dialects.messages.client_tools import ClientTool, client_tool
+from server.dialects.openai_messages import as_parts
 from server.dialects.thinking_fields import ThinkingFields
 from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_MESSAGES, MAX_PARTS, ReasoningEffort
@@ -277,16 +277,8 @@ Messages = Annotated[
     list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
 ]
 
-HOSTED = (
-    "advisor_",
-    "web_search_",
-    "web_fetch_",
-    "code_execution_",
-    "tool_search_tool_",
-    "mcp_toolset",
-)
-"""How the types of those begin that Anthropic's servers run themselves."""
-
+OWN = ("custom", "function")
+"""The types of tools whose schema the client has: `function`, as OpenAI has it, needs one here."""
 
 _NAME: JsonSchemaValue = {"type": "string", "pattern": FUNCTION_NAME}
 
@@ -298,7 +290,7 @@ class ToolParam(CacheControlled):
         present(name=_NAME, input_schema=OBJECT),
         {
             "properties": {
-                "type": {"type": "string", "pattern": f"^({'|'.join((*HOSTED, *PREFIXES))})"},
+                "type": {"type": "string", "not": {"enum": [*OWN]}},
                 "input_schema": NULL,
             },
             "required": ["type"],
@@ -316,7 +308,8 @@ class ToolParam(CacheControlled):
 
     @property
     def is_hosted(self) -> bool:
-        return self.input_schema is None and self.type.startswith(HOSTED)
+        """Whether it is of a kind that Anthropic runs, or of an unknown one. Dropped."""
+        return self.input_schema is None and self.type not in OWN and self.client_tool is None
 
     @property
     def client_tool(self) -> ClientTool | None:
@@ -335,9 +328,6 @@ class ToolParam(CacheControlled):
             return self
         if self.client_tool:
             return self._named(self.function_name)
-        if self.input_schema is None and self.type != "custom":
-            message = "tools of type '{kind}' are not supported; declare one with an input_schema"
-            raise PydanticCustomError(UNSUPPORTED, message, {"kind": self.type})
         if self.input_schema is None:
             raise PydanticCustomError("tool", "input_schema is missing")
         return self._named(self.name)

@@ -13,6 +13,7 @@ from server.dialects.ollama.schema import (
     OllamaGenerationRequest,
     OllamaMessageParam,
 )
+from server.dialects.openai_tools import served_tools
 from server.errors import UNSUPPORTED, invalid, refused_field
 from server.generation.conversation import (
     ROLES,
@@ -109,7 +110,7 @@ Fields = dict[str, Any]
 
 def as_chat(body: OllamaChatRequest, model: ServedModel) -> Chat:
     """Raises ApiError (400)."""
-    return _chat(body, chat_messages(body.messages), body.tools, model)
+    return _chat(body, chat_messages(body.messages), served_tools(body.tools), model)
 
 
 def prompt_as_chat(body: OllamaGenerateRequest, model: ServedModel) -> Chat:

@@ -61,7 +61,9 @@ from server.dialects.ollama.write import (
     vectors_job,
     without_answer,
 )
+from server.dialects.openai_tools import dropped_kinds
 from server.errors import ApiError
+from server.generation.foreign_history import log_dropped
 from server.generation.pooling import embedding_requests
 from server.generation.requests import ServedModel, prepare_chat, prepare_completion
 from server.http.stream import NDJSON, DeferredStream, client_waiting, written
@@ -91,6 +93,7 @@ async def create_chat(context: Context) -> Response:
     def prepare(body: OllamaChatRequest, model: ServedModel, record: RequestRecord) -> Job | bytes:
         if not body.messages:
             return without_answer(model.name, chat_shape, "load")
+        log_dropped(dropped_kinds(body.tools), record.id)
         request, plan = prepare_chat(as_chat(body, model), model, record)
         return answer_job(
             model, [request], plan, chat_shape, record.arrived_ns, is_streamed=body.stream

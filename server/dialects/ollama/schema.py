@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from server.dialects.openai import TokenLogprobBody
-from server.dialects.openai_tools import FunctionTool
+from server.dialects.openai_tools import ChatTool
 from server.dialects.thinking_fields import ThinkingFields
 from server.generation.conversation import MAX_MESSAGES
 from server.generation.pooling import MAX_INPUTS
@@ -172,7 +172,7 @@ class OllamaChatRequest(OllamaGenerationRequest):
         fail_fast=True,
         description="Without any the model is loaded, and nothing is answered.",
     )
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
         default_factory=list
     )
 

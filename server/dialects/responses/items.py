@@ -3,12 +3,22 @@
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from server.dialects.files import FileFields
-from server.dialects.openai import as_parts
-from server.generation.conversation import MAX_PARTS
+from server.dialects.openai_messages import as_parts
+from server.generation.conversation import MAX_PARTS, ReasoningEffort
 from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
-from server.json_model import ByType, RequestModel, other_types, type_of
+from server.json_model import (
+    OBJECT,
+    ByType,
+    RequestModel,
+    any_of,
+    of_type,
+    other_types,
+    present,
+    type_of,
+)
 
 ItemId = Annotated[str, Field(max_length=256)]
 
@@ -243,6 +253,40 @@ class ClientOutputItem(_Item):
     status: str | None = Field(None, max_length=64)
 
 
+class TextFormat(RequestModel):
+    """The required form of the text. A schema is enforced, `strict` or not."""
+
+    model_config = any_of(of_type("text", "json_object", None), present(schema=OBJECT))
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = Field(None, max_length=256)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise PydanticCustomError("schema", "schema is missing")
+        return self
+
+
+class ReasoningUpdate(RequestModel):
+    effort: ReasoningEffort | None = None
+
+
+class TextUpdate(RequestModel):
+    format: TextFormat
+
+
+class ConfigurationUpdateItem(_Item):
+    """The reasoning effort, and the form of the text, of the answers from here on."""
+
+    type: Literal["configuration_update"]
+    reasoning: ReasoningUpdate | None = None
+    text: TextUpdate | None = None
+
+
 class ItemReference(RequestModel):
     """An item that is stored. Clients may leave the type out."""
 
@@ -268,6 +312,7 @@ _Items = (
     | ToolSearchOutputItem
     | ClientCallItem
     | ClientOutputItem
+    | ConfigurationUpdateItem
 )
 
 

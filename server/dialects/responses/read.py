@@ -3,11 +3,13 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, TypeGuard
+from typing import Any, Generic, TypeGuard, TypeVar
 
 from pydantic import TypeAdapter
+from pydantic_core import PydanticCustomError
 
 from server.dialects.files import FileFields
 from server.dialects.responses.client_tools import FORM_BY_ITEM, output_text
@@ -15,6 +17,7 @@ from server.dialects.responses.items import (
     AdditionalToolsItem,
     ClientCallItem,
     ClientOutputItem,
+    ConfigurationUpdateItem,
     ConversationItem,
     CustomToolCallItem,
     ForeignItem,
@@ -72,6 +75,7 @@ def chat_messages(
     they are: at the head they would change the whole prompt, and nothing of it would be cached.
     """
     system = [instructions] if instructions else []
+    items = [item for item in items if not isinstance(item, ConfigurationUpdateItem)]
     n_leading = 0
     while n_leading < len(items) and _is_system(item := items[n_leading]):
         system.append("\n".join(map(_text, item.content)))
@@ -223,6 +227,7 @@ ID_PREFIXES = {
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
     "additional_tools": "at",
+    "configuration_update": "cu",
     "tool_search_output": "tso",
     "apply_patch_call_output": "apco",
     "shell_call_output": "sho",
@@ -258,7 +263,7 @@ def _fields(item: ConversationItem) -> WireItem:
                 **({} if sealed is None else {"encrypted_content": sealed}),
             }
         case _:
-            return item.model_dump(exclude={"id", "type"}, exclude_none=True)
+            return item.model_dump(exclude={"id", "type"}, exclude_none=True, by_alias=True)
 
 
 def _wire_parts(parts: Iterable[Part], text_type: str) -> list[WireItem]:
@@ -294,13 +299,17 @@ WITH_TOOLS = (AdditionalToolsItem, ToolSearchOutputItem)
 _ITEMS = TypeAdapter(list[ConversationItem])
 
 
+BodyT = TypeVar("BodyT", bound=InputTokensRequest)
+
+
 @dataclass(frozen=True, slots=True)
-class ReadInput:
+class ReadInput(Generic[BodyT]):
     """A request's prompt and tools, and their sources: `items` are the request's own with resolved
     references, `before` is the response that it continues. `foreign` counts the items of other
-    servers by their types.
+    servers by their types, and `body` is the request as updates among the items configure it.
     """
 
+    body: BodyT
     prompt: Conversation
     tools: RequestTools
     items: Sequence[ConversationItem]
@@ -317,13 +326,13 @@ def referenced_bytes(body: InputTokensRequest, store: ResponseStore, owner: str)
 
 
 def read_input(
-    body: InputTokensRequest,
+    body: BodyT,
     model: ServedModel,
     store: ResponseStore,
     owner: str,
     max_bytes: int,
     is_strict: Callable[[FunctionTool], bool] = is_enforceable,
-) -> ReadInput:
+) -> ReadInput[BodyT]:
     """Called in a worker thread. `is_strict` decides for functions whose `strict` is left out.
 
     Raises ApiError (400) for items that make no prompt, for references to items that are not
@@ -339,9 +348,30 @@ def read_input(
     items = [next(parsed) if isinstance(item, ItemReference) else item for item in body.input]
     found = [item.tools for item in (*history, *items) if isinstance(item, WITH_TOOLS)]
     tools = RequestTools(body.tools, found, is_strict)
+    body = _configured(body, [*history, *items])
     prompt = _conversation(body, [*history, *items], tools)
     foreign = Counter(item.type for item in (*history, *items) if isinstance(item, ForeignItem))
-    return ReadInput(prompt, tools, items, before, foreign)
+    return ReadInput(body, prompt, tools, items, before, foreign)
+
+
+def _configured(body: BodyT, items: Sequence[ConversationItem]) -> BodyT:
+    """The request with the effort and the form of the text that the last updates set. They replace
+    `reasoning.effort` and `text.format`; an effort that contradicts what the request says of
+    thinking under other names does not.
+    """
+    updates = [item for item in items if isinstance(item, ConfigurationUpdateItem)]
+    formats = [update.text.format for update in updates if update.text]
+    efforts = [update.reasoning.effort for update in updates if update.reasoning]
+    if formats:
+        text = body.text.model_copy(update={"format": formats[-1]})
+        body = body.model_copy(update={"text": text})
+    if effort := next(filter(None, reversed(efforts)), None):
+        reasoning = body.reasoning.model_copy(update={"effort": effort})
+        updated = body.model_copy(update={"reasoning": reasoning})
+        with suppress(PydanticCustomError):
+            updated.thinking_choice  # noqa: B018
+            body = updated
+    return body
 
 
 def _previous(id: str | None, store: ResponseStore, owner: str) -> StoredConversation | None:

@@ -44,7 +44,7 @@ from server.dialects.responses.tools import RequestTools, is_enforceable
 from server.dialects.responses.write import ResponseForm
 from server.errors import UNSUPPORTED, ApiError, InvalidField, invalid
 from server.fairness import LARGE_BYTES
-from server.generation.foreign_history import log_foreign
+from server.generation.foreign_history import log_dropped, log_foreign
 from server.generation.requests import ServedModel, prepare_chat
 from server.http.stream import client_waiting
 from server.record import RequestRecord
@@ -108,7 +108,7 @@ class ResponseMaker:
         if not given.tools.has_default_strict:
             return self.prepare(body, is_enforceable)
         try:
-            chat = as_chat(body, given.prompt, self.model)
+            chat = as_chat(given.body, given.prompt, self.model)
             request, _ = prepare_chat(chat, self.model, self.record)
         except ApiError as error:
             if not _concerns_tools(error):
@@ -116,7 +116,7 @@ class ResponseMaker:
             return self.prepare(body, _never)
         return request
 
-    def read(self, body: InputTokensRequest, is_strict: IsStrict = is_enforceable) -> ReadInput:
+    def read(self, body: InputT, is_strict: IsStrict = is_enforceable) -> ReadInput[InputT]:
         """The prompt, the tools and the items of the body."""
         owner = self.record.key
         return read_input(body, self.model, self.store, owner, self.max_bytes, is_strict)
@@ -125,11 +125,11 @@ class ResponseMaker:
         """The job and the form. `is_strict` decides for functions whose `strict` is left out."""
         model, record = self.model, self.record
         given = self.read(body, is_strict)
-        if given.tools.hosted:
-            log.info("request %s: no such tools here: %r", record.id, given.tools.hosted)
+        body = given.body
+        log_dropped(given.tools.hosted, record.id)
         log_foreign(given.foreign, record.id)
         request, plan = prepare_chat(as_chat(body, given.prompt, model), model, record)
-        form = response_form(body, given, request, model, record, self.store)
+        form = response_form(given, request, model, record, self.store)
         job = Job(
             model=model,
             requests=[request],
@@ -156,15 +156,14 @@ def _concerns_tools(error: Exception) -> bool:
 
 
 def response_form(
-    body: ResponsesRequest,
-    given: ReadInput,
+    given: ReadInput[ResponsesRequest],
     request: Request,
     model: ServedModel,
     record: RequestRecord,
     store: ResponseStore,
 ) -> ResponseForm:
     """The form that writes the response, and its input as it is stored."""
-    id = f"resp_{record.id}"
+    id, body = f"resp_{record.id}", given.body
     new = [*stored_items(given.items, record.id)] if body.store else []
     return ResponseForm(
         id=id,

@@ -1,7 +1,7 @@
 """The bodies of `POST /v1/responses` and `/v1/responses/input_tokens`."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -11,12 +11,11 @@ from pydantic import (
     Tag,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from server.dialects.openai_tools import CHOICE_KIND, TaggedMode
-from server.dialects.responses.items import InputItem, ResponseTools, ToolName
+from server.dialects.responses.items import InputItem, ResponseTools, TextFormat, ToolName
 from server.dialects.thinking_fields import ReasoningParam, ThinkingFields
 from server.errors import UNSUPPORTED
 from server.generation.foreign_fields import Unsupported
@@ -30,14 +29,10 @@ from server.generation.request_fields import (
 )
 from server.generation.tools import MAX_TOOLS
 from server.json_model import (
-    OBJECT,
     ByType,
     RequestModel,
-    any_of,
     at_most,
-    of_type,
     other_types,
-    present,
 )
 
 MAX_ITEMS = 10_000
@@ -118,24 +113,6 @@ class ReasoningOptions(ReasoningParam):
     @property
     def wants_summary(self) -> bool:
         return bool(self.summary or self.generate_summary)
-
-
-class TextFormat(RequestModel):
-    """The required form of the text. A schema is enforced, `strict` or not."""
-
-    model_config = any_of(of_type("text", "json_object", None), present(schema=OBJECT))
-
-    type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str | None = Field(None, max_length=256)
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
-
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> Self:
-        if self.type == "json_schema" and self.schema_ is None:
-            raise PydanticCustomError("schema", "schema is missing")
-        return self
 
 
 class TextOptions(RequestModel):

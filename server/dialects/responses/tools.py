@@ -1,5 +1,6 @@
 """The tools of a Responses request as functions of a chat request, and their calls back again."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -32,8 +33,6 @@ from server.generation.tools import (
     function_tool,
 )
 from server.parsing.json_schema import is_enforced
-
-MAX_LOGGED = 8  # types of hosted tools
 
 HOSTED = frozenset(
     {
@@ -99,7 +98,8 @@ class RequestTools:
         """The tools as the client sent them, with `strict` as it is applied."""
         self.by_function: dict[str, ClientTool] = {}
         """The tools by the names of their functions."""
-        self._hosted = set[str]()
+        self.hosted = Counter[str]()
+        """The number of hosted tools by their types."""
         searches = any(
             isinstance(tool, BuiltInTool) and tool.type == TOOL_SEARCH and not tool.is_hosted
             for tool in given
@@ -113,13 +113,11 @@ class RequestTools:
         """Likewise for those of each of the items."""
         _check_lengths([*self.functions, *chain.from_iterable(self.found)])
         check_tools(self.functions, "tools")
-        self.hosted = sorted(self._hosted)[:MAX_LOGGED]
-        """Some types of the hosted tools."""
 
     def _functions(self, tools: Sequence[ResponseTool], *, defers: bool) -> Iterator[Tool]:
         for tool, namespace in _flat(tools):
             if isinstance(tool, HostedTool) or _is_hosted(tool):
-                self._hosted.add(tool.type[:64])
+                self.hosted[tool.type] += 1
                 continue
             name = function_name(
                 tool.type if isinstance(tool, BuiltInTool) else tool.name, namespace
@@ -142,7 +140,7 @@ class RequestTools:
             case ChosenTool() | ChosenKind():
                 names = self._chosen([choice])
                 return ToolChoice("required", names) if names else ToolChoice()
-            case "required" if self._hosted and not self.by_function:
+            case "required" if self.hosted and not self.by_function:
                 return ToolChoice()
             case _:
                 return ToolChoice(choice)
@@ -153,9 +151,9 @@ class RequestTools:
         for tool in tools:
             if isinstance(tool, ChosenTool):
                 names.add(function_name(tool.name, tool.namespace))
-            elif tool.type in FORM_BY_TOOL and tool.type not in self._hosted:
+            elif tool.type in FORM_BY_TOOL and tool.type not in self.hosted:
                 names.add(tool.type)
-            elif tool.type not in HOSTED and tool.type not in self._hosted:
+            elif tool.type not in HOSTED and tool.type not in self.hosted:
                 message = f"there are no tools of type '{tool.type}'"
                 raise InvalidField("tool_choice", message, UNSUPPORTED)
         return frozenset(names)

@@ -51,6 +51,41 @@ def test_every_item_may_stand_in_a_history(hermes: Daemon, item: Json) -> None:
     assert again.status_code == 200, again.text
 
 
+def test_a_configuration_update_holds_until_the_next(hermes: Daemon) -> None:
+    """For the response, and for those that continue it."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    format = {"type": "json_schema", "name": "x", "schema": schema}
+
+    def updated(**fields: Any) -> Json:
+        return {"type": "configuration_update", **fields}
+
+    def given() -> tuple[str | None, bool]:
+        constraint = hermes.engine.submitted.get_nowait().constraint
+        effort = hermes.given[1].get("reasoning_effort")
+        return effort, constraint is not None and '"integer"' in constraint.grammar.text
+
+    first = respond(
+        hermes,
+        updated(reasoning={"effort": "high"}),
+        {"role": "developer", "content": "Be brief."},
+        updated(reasoning={"effort": "low"}, text={"format": format}),
+        reasoning={"effort": "high"},
+    ).json()
+    assert given() == ("low", True)
+    assert first["reasoning"]["effort"] == "low"
+    assert first["text"]["format"]["schema"] == schema
+    before = {"previous_response_id": first["id"]}
+    assert respond(hermes, **before).status_code == 200
+    assert given() == ("low", True)
+    assert respond(hermes, **before, reasoning_effort="high").status_code == 200
+    assert given() == ("high", True), "what contradicts the request is passed over"
+    plain = updated(text={"format": {"type": "text"}})
+    assert respond(hermes, plain, **before).json()["text"]["format"] == {"type": "text"}
+    assert given() == ("low", False)
+    counted = {"input": [HI, updated(reasoning={"effort": "nonsense"})]}
+    assert hermes.http.post("/v1/responses/input_tokens", json=counted).status_code == 400
+
+
 OF_USERS = {"tool_result", "document", "search_result"}
 
 
@@ -164,6 +199,94 @@ def test_a_choice_of_a_dropped_tool_is_auto_for_responses(hermes: Daemon, choice
     answer = respond(hermes, tools=[{"type": "web_search"}], tool_choice=choice)
     assert answer.status_code == 200, answer.text
     assert hermes.engine.submitted.get_nowait().constraint is None
+
+
+def chat(daemon: Daemon, *said: Json, **fields: Any) -> Any:
+    daemon.say("Fine.")
+    body = {"messages": [HI, *said, SO], **fields}
+    return daemon.http.post("/v1/chat/completions", json=body)
+
+
+HOSTED = {"type": "web_search", "search_context_size": "low"}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "web_search"},
+        {"type": "function", "function": {"name": "web_search"}},
+    ],
+)
+def test_a_choice_of_a_dropped_tool_is_auto_for_chats(hermes: Daemon, choice: Any) -> None:
+    answer = chat(hermes, tools=[HOSTED], tool_choice=choice)
+    assert answer.status_code == 200, answer.text
+    assert hermes.engine.submitted.get_nowait().constraint is None
+
+
+def test_a_choice_of_tools_that_chats_have_is_kept(hermes: Daemon) -> None:
+    def refused(choice: Any) -> str:
+        answer = chat(hermes, tools=[HOSTED, *TOOLS], tool_choice=choice)
+        error: dict[str, str] = answer.json()["error"]
+        return error["message"]
+
+    def allowed(*tools: Json) -> Json:
+        of = {"mode": "required", "tools": tools}
+        return {"type": "allowed_tools", "allowed_tools": of}
+
+    weather = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ("required", weather, allowed(weather, {"type": "web_search"})):
+        assert chat(hermes, tools=[HOSTED, *TOOLS], tool_choice=choice).status_code == 200
+        constraint = hermes.engine.submitted.get_nowait().constraint
+        assert constraint is not None, choice
+        assert "get_weather" in constraint.grammar.text
+    assert chat(hermes, tools=[HOSTED, *TOOLS], tool_choice=allowed(HOSTED)).status_code == 200
+    assert hermes.engine.submitted.get_nowait().constraint is None
+    assert "no function 'mcp'" in refused({"type": "mcp"})
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat", "/v1/messages"])
+def test_tools_of_other_kinds_are_dropped_and_counted_in_one_line(
+    hermes: Daemon, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    forged = [{"type": f"x{n}\nINFO forged{'y' * 40}"} for n in range(20)]
+    own: Json = {"name": "mine", "input_schema": {}} if path == "/v1/messages" else TOOLS[0]
+    hermes.say("Fine.")
+    body = {"messages": [HI], "max_tokens": 9, "tools": [HOSTED, own, HOSTED, *forged]}
+    with caplog.at_level(logging.INFO, "rootstock.history"):
+        answer = hermes.http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert len(hermes.given[1]["tools"]) == 1
+    (line,) = (line for line in caplog.messages if "no such tools" in line)
+    assert "'web_search': 2" in line
+    assert "\n" not in line
+    assert len(line) < 1000
+
+
+def test_calls_of_other_kinds_in_a_chat_are_told_with_what_they_returned(
+    hermes: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    search = {"id": "a", "type": "web_search", "web_search": {"query": "radix trees"}}
+    call = {"id": "b", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    said: list[Json] = [
+        {"role": "assistant", "content": "I look.", "tool_calls": [search, call, search]},
+        {"role": "tool", "tool_call_id": "a", "content": "They are trees."},
+        {"role": "tool", "tool_call_id": "b", "content": "It rains."},
+        {"role": "assistant", "tool_calls": [{**search, "web_search": None}]},
+        {"role": "tool", "tool_call_id": "a", "content": ""},
+    ]
+    with caplog.at_level(logging.INFO, "rootstock.history"):
+        answer = chat(hermes, *said, tools=TOOLS, cache_salt="of this test")
+    assert answer.status_code == 200, answer.text
+    _, looked, told, result, again, _ = hermes.given[0]
+    note = '[web_search: {"web_search": {"query": "radix trees"}}]'
+    assert looked["content"] == f"I look.\n\n{note}\n\n{note}"
+    assert [each["id"] for each in looked["tool_calls"]] == ["b"]
+    assert (told["role"], told["content"]) == ("user", "[web_search result: They are trees.]")
+    assert (result["role"], result["content"]) == ("tool", "It rains.")
+    assert (again["role"], again["content"]) == ("assistant", "")
+    (line,) = (line for line in caplog.messages if "of other servers" in line)
+    assert "'web_search': 3" in line
 
 
 PATCH = {"type": "create_file", "path": "a.txt", "diff": "+a"}

@@ -115,7 +115,7 @@ BAD = [
     ({"tools": [{"name": "f"}]}, "tools[0]"),
     ({"tools": [TOOL | {"name": "two words"}]}, "tools[0]"),
     ({"tools": [{"type": "bash_20250124", "name": "two words"}]}, "tools[0]"),
-    ({"tools": [{"type": "computer_20251124", "name": "computer"}]}, "tools[0]"),
+    ({"tools": [{"type": "function", "name": "f"}]}, "tools[0]"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "required"}}, "tool_choice.type"),

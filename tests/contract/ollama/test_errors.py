@@ -31,7 +31,6 @@ CHATS = [
         {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
         "messages[0].tool_calls[0].function",
     ),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     (
         {"tools": [{"type": "function", "function": {"name": "two words"}}]},
         "tools[0].function.name",

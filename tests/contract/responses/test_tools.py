@@ -226,7 +226,7 @@ def test_tools_of_a_namespace(hermes: Daemon, create: Created) -> None:
 def test_hosted_tools_are_dropped_with_a_note(
     hermes: Daemon, create: Created, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "rootstock.responses"):
+    with caplog.at_level(logging.INFO, "rootstock.history"):
         forged = {"type": "web_search\nINFO forged"}
         response = create(tools=[{"type": "web_search"}, forged, WEATHER_TOOL])
     assert set(told(hermes)) == {"get_weather"}
