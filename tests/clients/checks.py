@@ -40,6 +40,18 @@ class Daemon:
                 raise TimeoutError(f"{running} requests run, and not {count}")
             time.sleep(0.02)
 
+    def prompts(self, route: str) -> list[tuple[int, int]]:
+        """Of each request of the route that is over: tokens of its prompt that were cached, and
+        all. The latest is the first.
+        """
+        with urlopen(f"{self.root}/admin/requests/log") as answer:
+            requests = json.load(answer)["requests"]
+        return [
+            (request["cached_tokens"], request["prompt_tokens"])
+            for request in requests
+            if request["route"] == route
+        ]
+
     def _running(self) -> int:
         with urlopen(f"{self.root}/admin/requests") as answer:
             return len(json.load(answer)["requests"])

@@ -4,7 +4,7 @@ says depends on the prompt and on what the answer must be."""
 import json
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.values.model import NO_REPLAYS, Replay
@@ -23,7 +23,7 @@ from tests.clients.scenario import (
     WEATHER,
     WEATHER_COMMAND,
 )
-from tests.contract.fake_engine import CARD, ByteTokenizer, FakeEngine, Gate
+from tests.contract.fake_engine import CARD, END_OF_TEXT, ByteTokenizer, FakeEngine, Gate
 
 CONTEXT_TOKENS = 1 << 18  # the first prompts of coding agents have tens of thousands of bytes
 
@@ -39,11 +39,16 @@ OPENING_CALLS: Mapping[str, Mapping[str, object]] = {
 }
 """The tools that know the weather, and how each is asked."""
 
+CALL_TOKEN = 255  # no byte of any text; where no call may be made, this token is forbidden
+
 TOOLS = re.compile(r"<tools>\n((?:\{.*\n)+)</tools>\n")
 """As the tokenizer writes them, a line each."""
 
 LATE_TOOLS = re.compile(r"can be called, too:\n((?:\{.*\n)+)")
 """As the server describes those that come in the midst of a conversation."""
+
+HANDOVER = re.compile(r"summary produced by the other language model[^\n]*\n(.*degrees\.)")
+"""As Codex goes on from a summary, which is what this model has said before."""
 
 FORECAST_IN_JSON = re.compile(r'"sky\\*": \\*"(\w+)\\*", \\*"degrees\\*": (\d+)')
 
@@ -66,6 +71,9 @@ class AgentTokenizer(ByteTokenizer):
     """
 
     chat_template: str = '<think> </think> <tool_call>{"name": </tool_call>'
+    added_tokens: Mapping[str, int] = field(
+        default_factory=lambda: {"<|end|>": END_OF_TEXT, "<tool_call>": CALL_TOKEN}
+    )
 
     def apply_chat_template(
         self,
@@ -117,7 +125,8 @@ def _answer(request: Request) -> str:
     if SEARCH in prompt and "ToolSearch" in names:
         return _thought(_fetching(prompt, names))
     opening = next((name for name in OPENING_CALLS if name in names), None)
-    if opening and QUESTION in prompt and "\n<tool>" not in prompt:
+    is_answered = "\n<tool>" in prompt or HANDOVER.search(prompt)
+    if opening and QUESTION in prompt and not is_answered:
         return _thought(_call(opening, OPENING_CALLS[opening]))
     others = [name for name in names if name != opening]
     if len(others) == 1:
@@ -147,6 +156,8 @@ def _fetching(prompt: str, names: Sequence[str]) -> str:
 
 def _report(prompt: str) -> str:
     """What the last tool said, perhaps within a string, and nothing of one's own."""
+    if summed_up := HANDOVER.search(prompt):
+        return summed_up[1]
     results = prompt.split("\n<tool>")[1:]
     said = FORECAST_IN_JSON.search(results[-1]) if results else None
     return f"It will be {said[1]}, with {said[2]} degrees." if said else "I am only a script."

@@ -52,6 +52,23 @@ def known_model(daemon: Daemon) -> str:
     return f"{answer} ({shared(cached, asked, 0.95)})"
 
 
+def compaction(daemon: Daemon) -> str:
+    """It sums the conversation up without tools, then goes on with the summary."""
+    with tempfile.TemporaryDirectory() as home:
+        agent = PROGRAM.agent_in(home, daemon)
+        PROGRAM.run(agent, *PROGRAM.ask, QUESTION)
+        resumed = PROGRAM.run(agent, *PROGRAM.ask, *COMPACTS, "resume", "--last", FAREWELL)
+    answer = knows_the_weather(PROGRAM.text(resumed))
+    prompts = daemon.prompts("/v1/responses")
+    (_, last), (cached, asked) = prompts[:2]
+    assert last < asked, prompts
+    return f"{answer} ({shared(cached, asked, 0.95)})"
+
+
+COMPACTS = ("-c", "model_auto_compact_token_limit=1000")
+"""Fewer tokens than any of its prompts has."""
+
+
 def errors(daemon: Daemon) -> str:
     *_, last = PROGRAM.once(daemon, *PROGRAM.ask, "-m", UNKNOWN, GREETING)
     assert last["type"] == "turn.failed", last
@@ -60,4 +77,4 @@ def errors(daemon: Daemon) -> str:
 
 
 if __name__ == "__main__":
-    PROGRAM.main(known_model, errors)
+    PROGRAM.main(known_model, compaction, errors)
