@@ -20,8 +20,10 @@ from kvstore.types import Namespace
 
 _MIN_SECONDS = 1e-9  # a divisor for costs that were learned to be 0
 
-MAX_ATTEMPTS = 8
-"""The most drafts that are made for one step, each in 0.1 to 0.3 ms. Sequences take turns."""
+MAX_ATTEMPTS, ROWS_AN_ATTEMPT = 8, 8
+"""The most drafts that are made for one step, each in 0.1 to 0.3 ms. Sequences take turns. It is
+one less for each 8 rows of the step before, which take as long to plan and commit; at least one.
+"""
 
 
 class DraftPolicy:
@@ -75,7 +77,7 @@ class DraftPolicy:
             if (proposer := sequence.proposer) is not None
             and not proposer.backoff_tokens
             and (n_unknown := _n_unknown(sequence)) > 0
-            and _most_tokens(sequence, n_unknown) > 0
+            and sequence.planned_tokens + 1 < sequence.end_tokens  # a draft may have a token
         ]
         if not drafting:
             return False
@@ -104,7 +106,7 @@ class DraftPolicy:
         self._answers.catch_up()
         if not step.is_short_of_blocks:
             self._verify(step, costs, limits)
-        self._left_attempts = MAX_ATTEMPTS
+        self._left_attempts = max(MAX_ATTEMPTS - len(step.rows) // ROWS_AN_ATTEMPT, 1)
 
     def _verify(self, step: Step, costs: StepCosts, limits: Limits) -> None:
         """Turn decodes of the step into rows that verify drafts. See `add`."""
@@ -115,7 +117,7 @@ class DraftPolicy:
             and not proposer.backoff_tokens
             and type(row) is Decode
             and lease.written_tokens + 1 == lease.planned_tokens == len(sequence.tokens)
-            and _most_tokens(sequence, 0) > 0
+            and lease.planned_tokens < sequence.end_tokens  # a draft may have a token
         ]
         if not drafting:
             return
@@ -173,7 +175,7 @@ class DraftPolicy:
         self, sequence: LiveSequence, proposer: Proposer, n_unknown: int
     ) -> Sequence[float]:
         """The chances of the sequence's next tokens, after `n_unknown` that are not sampled yet."""
-        if sequence in self.failures:
+        if proposer.is_due or sequence in self.failures:
             return ()
         return proposer.chances(n_unknown, _most_tokens(sequence, n_unknown))
 

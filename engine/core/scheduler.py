@@ -349,7 +349,7 @@ class Scheduler:
             return False
         sequence, lease = admitted
         self.sequences.start(sequence, lease)
-        step.begun_blocks += len(lease.table)
+        step.begin(lease)
         if sequence.admissions == 1:
             self._commit.admitted(sequence)
         # The admission may have queued copies, which this step carries out.

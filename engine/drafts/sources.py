@@ -34,6 +34,8 @@ class Draft(NamedTuple):
     source: DraftSource
 
 
+_MIN_BYTES = MIN_MATCH * TOKEN_BYTES
+
 MAX_SKIPPED_TOKENS = 512
 """The most tokens of a prediction that the output may leave out at once."""
 
@@ -56,28 +58,34 @@ class Prediction:
 
     def propose(self, output: Sequence[int], most: int) -> Match:
         """Return up to `most` tokens that may follow the output, which only ever grows."""
-        for end in range(self._n_read + 1, len(output) + 1):
-            self._read(output[max(end - MIN_MATCH, 0) : end])
-        self._n_read = len(output)
+        self._read(output)
         if self._n_followed is not None:
             return tuple(self._tokens[self._at : self._at + most]), self._n_followed
         return self._text.propose(output, most)
 
-    def _read(self, last: Sequence[int]) -> None:
-        """Compare one more token of the output, the last one of `last`."""
-        at, n_followed = self._at, self._n_followed
-        is_within = n_followed is not None and at < len(self._tokens)
-        if n_followed is not None and is_within and self._tokens[at] == last[-1]:
-            self._at += 1
-            self._n_followed = n_followed + 1
-        else:
+    def _read(self, output: Sequence[int]) -> None:
+        """Compare the tokens of the output that were not compared yet."""
+        first, n_tokens = max(self._n_read + 1 - MIN_MATCH, 0), len(self._tokens)
+        packed = array("I", output[first:]).tobytes()
+        for at in range(self._n_read, len(output)):
+            n_followed = self._n_followed
+            is_within = n_followed is not None and self._at < n_tokens
+            if n_followed is not None and is_within and self._tokens[self._at] == output[at]:
+                self._at += 1
+                self._n_followed = n_followed + 1
+                continue
+            end = (at + 1 - first) * TOKEN_BYTES
+            last = packed[max(end - _MIN_BYTES, 0) : end]
             self._n_followed = MIN_MATCH if self._find(last) else None
+        self._n_read = len(output)
 
-    def _find(self, last: Sequence[int]) -> bool:
-        """Move to the first later place that has these tokens. Return False if there is none."""
-        if len(last) < MIN_MATCH:
+    def _find(self, packed: bytes) -> bool:
+        """Move to the first later place that has these packed tokens. Return False if there is
+        none.
+        """
+        if len(packed) < _MIN_BYTES:
             return False
-        packed, start = array("I", last).tobytes(), self._at * TOKEN_BYTES
+        start = self._at * TOKEN_BYTES
         stop = start + MAX_SKIPPED_TOKENS * TOKEN_BYTES
         found = self._packed.find(packed, start, stop)
         while found % TOKEN_BYTES and found >= 0:  # between two tokens

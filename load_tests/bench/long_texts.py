@@ -1,12 +1,18 @@
 """How long one request of long texts holds the engine thread, without a model.
 
-    python -m load_tests.bench.long_texts [--tokens 120000] [--n 128] [--json PATH]
+    python -m load_tests.bench.long_texts [--tokens 120000] [--n 128] [--runs 7] [--json PATH]
 
 The prompt and the prediction have the given number of tokens, and n outputs are made of them. Each
 follows the prediction, leaves it, repeats a part of the prompt and then another part of the
-prediction. A stand-in for the runner returns their tokens at once. Between two of its calls the
-engine thread works: the time of each part of that work is its processor time, in the step where it
-was longest. The first row is what the other threads do before.
+prediction. A stand-in for the runner returns their tokens at once, and the clock of the scheduler
+has the time that a model would have taken. Between two calls of the runner the engine thread works.
+The figures are its processor time in the turn of the loop where it was longest, by part, and
+without the runner's for all of the turn. The first two rows are what the other threads do before.
+
+All runs take the same turns. Of each turn the shortest time of all runs counts: on a virtual
+machine the processor time of a single run has pauses of 10 ms, in which other machines had the
+processor. Garbage collections move between turns, so theirs is the longest of the run where that
+was shortest.
 
 The same request with short texts has the cost of n outputs as such.
 """
@@ -14,7 +20,7 @@ The same request with short texts has the cost of n outputs as such.
 import gc
 import random
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +51,7 @@ from engine.core.step import (
 )
 from engine.output.text import output_factory
 from engine.remote.calls import CALLS
+from engine.remote.wire import events_frames
 from engine.values.output import OutputEvent
 from engine.values.request import Request
 from engine.values.tokens import pack
@@ -59,17 +66,17 @@ VOCABULARY = 150_000
 BLOCK_SIZE = 32
 OUTPUT_TOKENS = 200
 SHORT_TOKENS = 1_000
+STEP_SECONDS, ROW_SECONDS = 0.01, 0.001
+TURN = "a whole turn"
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Milliseconds of the processor. `longest` is by part of a turn, the longest turn of each."""
+    """Milliseconds of the processor in the longest turn, by part of a turn."""
 
     tokens: int
     n: int
     turns: int
-    read_milliseconds: float
-    prepare_milliseconds: float
     longest_milliseconds: dict[str, float]
 
 
@@ -102,9 +109,10 @@ class Script:
 
 
 class ScriptedRunner:
-    """Returns the script's tokens at once."""
+    """Returns the script's tokens at once. Its clock advances by what a model would take."""
 
     def __init__(self, script: Script) -> None:
+        self.seconds = 0.0
         self._script = script
         self._plans = deque[StepPlan]()
         self._n_tokens: dict[SequenceId, int] = {}
@@ -121,7 +129,9 @@ class ScriptedRunner:
         """The tokens are those of the script."""
 
     def collect(self) -> StepResult:
-        return StepResult([self._result(row) for row in self._plans.popleft().rows])
+        rows = self._plans.popleft().rows
+        self.seconds += STEP_SECONDS + ROW_SECONDS * len(rows)
+        return StepResult([self._result(row) for row in rows])
 
     def _result(self, row: Any) -> RowResult:
         if isinstance(row, Prefill) and not row.samples:
@@ -143,17 +153,18 @@ class ScriptedRunner:
 
 
 class Stopwatch:
-    """The longest processor time of this thread in calls of methods."""
+    """The processor time of this thread in calls of methods, for each turn of a loop."""
 
     def __init__(self) -> None:
-        self.longest: dict[str, float] = {}
+        self.turns: list[dict[str, float]] = [defaultdict(float)]
+        self.longest_collection = 0.0
+        self._collection_began = 0.0
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         began = time.thread_time()
         yield
-        seconds = time.thread_time() - began
-        self.longest[name] = max(self.longest.get(name, 0.0), 1e3 * seconds)
+        self.turns[-1][name] += 1e3 * (time.thread_time() - began)
 
     def watch(self, instance: object, method: str, name: str) -> None:
         """Time all calls of a method of the instance."""
@@ -165,32 +176,44 @@ class Stopwatch:
 
         setattr(instance, method, watched)
 
+    def collection(self, phase: str, info: dict[str, int]) -> None:
+        """Time a garbage collection: a callback of `gc`."""
+        if phase == "start":
+            self._collection_began = time.thread_time()
+        else:
+            milliseconds = 1e3 * (time.thread_time() - self._collection_began)
+            self.longest_collection = max(self.longest_collection, milliseconds)
 
-def measure(n_tokens: int, n: int) -> Figures:
-    """Serve the request, and take the times."""
-    script = Script(n_tokens, seed=1)
+
+def run(script: Script, n_tokens: int, n: int) -> Stopwatch:
+    """Serve the request once, and take the times."""
     pool = BlockPool(2 * n_tokens // BLOCK_SIZE + n * (OUTPUT_TOKENS // BLOCK_SIZE + 3))
     store = KVStore(pool, RadixTree(pool, BLOCK_SIZE, hashes_blocks=True), BLOCK_SIZE)
+    events, watch = list[OutputEvent](), Stopwatch()
+    runner = ScriptedRunner(script)
     scheduler = Scheduler(
         store,
         output_factory(frozenset(), lambda _: Letters()),
         Limits(VOCABULARY, 2 * n_tokens, 2 * n_tokens, n, n, 2048),
         lambda: 7,
-        Metrics(time.monotonic),
+        Metrics(lambda: runner.seconds),
         drafts=DraftPolicy(store),
     )
-    events, watch = list[OutputEvent](), Stopwatch()
-    runner = ScriptedRunner(script)
-    loop = EngineLoop(scheduler, runner, Inbox(), events.extend, StorageBytes(0, (), 0))
+
+    def deliver(step_events: list[OutputEvent]) -> None:
+        events.extend(step_events)
+        with watch.timed("deliver"):
+            b"".join(events_frames(step_events))
+
+    loop = EngineLoop(scheduler, runner, Inbox(), deliver, StorageBytes(0, (), 0))
     request = Request(
         "r", pack(script.prompt), OUTPUT_TOKENS, n=n, prediction=pack(script.prediction)
     )
     json = CALLS["submit"].json(request)
-    with watch.timed("read"):
+    with watch.timed("read the request"):
         (request,) = CALLS["submit"].arguments.validate_json(json)
-    with watch.timed("prepare"):
+    with watch.timed("prepare it"):
         prepared = scheduler.prepare(request)
-    read, prepare = watch.longest.pop("read"), watch.longest.pop("prepare")
     for name, instance, method in (
         ("add", scheduler, "add"),
         ("plan", scheduler, "plan"),
@@ -198,28 +221,43 @@ def measure(n_tokens: int, n: int) -> Figures:
         ("of it: draft", scheduler.drafts, "add"),
         ("draft before", scheduler.drafts, "prefers_sync"),
         ("commit", scheduler, "commit"),
+        ("the model's stand-in", runner, "submit"),
+        ("the model's stand-in", runner, "collect"),
     ):
         watch.watch(instance, method, name)
     gc.collect()
     gc.freeze()
+    gc.callbacks.append(watch.collection)
     scheduler.add(prepared)
-    turns = 0
     while not loop.is_idle:
-        loop.turn()
-        turns += 1
-    if len(events) < n:
+        watch.turns.append(defaultdict(float))
+        with watch.timed(TURN):
+            loop.turn()
+        watch.turns[-1][TURN] -= watch.turns[-1].pop("the model's stand-in", 0.0)
+    gc.callbacks.remove(watch.collection)
+    gc.unfreeze()
+    if sum(event.finish_reason is not None for event in events) < n:
         raise RuntimeError("not all outputs have come")
-    return Figures(n_tokens, n, turns, read, prepare, watch.longest)
+    return watch
+
+
+def measure(n_tokens: int, n: int, n_runs: int) -> Figures:
+    """Serve the request several times. Raises RuntimeError if a run takes other turns."""
+    script = Script(n_tokens, seed=1)
+    watches = [run(script, n_tokens, n) for _ in range(n_runs)]
+    longest = dict[str, float]()
+    for turns in zip(*(watch.turns for watch in watches), strict=True):
+        for name in turns[0]:
+            longest[name] = max(longest.get(name, 0.0), min(turn[name] for turn in turns))
+    longest["garbage collection"] = min(watch.longest_collection for watch in watches)
+    return Figures(n_tokens, n, len(watches[0].turns), longest)
 
 
 def table(all_figures: list[Figures]) -> Table:
     """A row for each part of the work."""
     columns = ("milliseconds", *(f"{figures.tokens:,} tokens" for figures in all_figures))
-    rows = [
-        ("read the request", *(f"{each.read_milliseconds:.1f}" for each in all_figures)),
-        ("prepare it", *(f"{each.prepare_milliseconds:.1f}" for each in all_figures)),
-    ]
-    for name in all_figures[0].longest_milliseconds:
+    rows = []
+    for name in all_figures[-1].longest_milliseconds:
         row = (f"{figures.longest_milliseconds.get(name, 0.0):.1f}" for figures in all_figures)
         rows.append((name, *row))
     return Table(columns, tuple(rows))
@@ -228,10 +266,11 @@ def table(all_figures: list[Figures]) -> Table:
 def main(
     tokens: int = 120_000,
     n: int = 128,
+    runs: int = 7,
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Measure a request with short texts, and one with long ones."""
-    all_figures = [measure(n_tokens, n) for n_tokens in (SHORT_TOKENS, tokens)]
+    all_figures = [measure(n_tokens, n, runs) for n_tokens in (SHORT_TOKENS, tokens)]
     show_figures(table(all_figures), all_figures, json_path)
 
 

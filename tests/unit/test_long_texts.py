@@ -11,7 +11,8 @@ import pytest
 
 import engine.core.sequence
 import kvstore.store
-from engine.core.drafting import MAX_ATTEMPTS, DraftPolicy
+from engine.core.drafting import MAX_ATTEMPTS, ROWS_AN_ATTEMPT, DraftPolicy
+from engine.core.sequence import ADMISSION_BLOCKS, MAX_BEGUN_BLOCKS
 from engine.drafts.sources import Draft
 from engine.drafts.suffix_index import SortedText
 from engine.remote.calls import CALLS
@@ -98,9 +99,12 @@ def test_a_step_makes_a_bounded_number_of_drafts_in_turns() -> None:
     attempts = list[int]()
     for index, sequence in enumerate(harness.scheduler.running):
         Harness.set_drafter(sequence, Counting(attempts, index, None))
-    for n_steps in range(1, 4):
+    harness.step()
+    assert len(attempts) == MAX_ATTEMPTS, "the step before drafted for no row"
+    for n_steps in range(1, 5):
         harness.step()
-        assert len(attempts) == n_steps * MAX_ATTEMPTS
+        n_attempts = MAX_ATTEMPTS - n_sequences // ROWS_AN_ATTEMPT
+        assert len(attempts) == MAX_ATTEMPTS + n_steps * n_attempts
     assert set(attempts) == set(range(n_sequences))
     harness.finish()
 
@@ -112,6 +116,7 @@ def test_a_step_begins_and_ends_a_bounded_number_of_blocks(monkeypatch: pytest.M
     free = Harness(n_blocks=400, block_size=2, step_tokens=64)
     wanted = free.serve(prompt(1, 41), 6, n=12)
     monkeypatch.setattr(engine.core.sequence, "MAX_BEGUN_BLOCKS", 40)
+    monkeypatch.setattr(engine.core.sequence, "ADMISSION_BLOCKS", 0)
     monkeypatch.setattr(kvstore.store, "MAX_RELEASED_BLOCKS", 40)
     bound = Harness(n_blocks=400, block_size=2, step_tokens=64)
     name = bound.add(prompt(1, 41), 6, n=12)
@@ -127,6 +132,21 @@ def test_a_step_begins_and_ends_a_bounded_number_of_blocks(monkeypatch: pytest.M
     assert max(released) <= 2 * 40 + 24, "between two steps, and as the next begins"
     for index in range(12):
         assert bound.output(name, index) == free.output(wanted, index)
+
+
+@pytest.mark.parametrize("n", [1, 30])
+def test_a_step_begins_a_bounded_number_of_short_prompts(n: int) -> None:
+    """Thirty sequences, of one request or of as many, with blocks and tokens for all at once."""
+    harness = Harness(n_blocks=400, max_running=30, step_tokens=2048)
+    for i in range(30 // n):
+        harness.add(prompt(i, 5), 6, n=n)
+    begun = list[int]()
+    while len(harness.scheduler.running) < 30:
+        n_running = len(harness.scheduler.running)
+        harness.step()
+        begun.append(len(harness.scheduler.running) - n_running)
+    assert max(begun) == MAX_BEGUN_BLOCKS // ADMISSION_BLOCKS
+    harness.finish()
 
 
 def test_blocks_of_ended_sequences_are_there_when_they_are_needed(
