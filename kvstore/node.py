@@ -1,9 +1,9 @@
 """A node of the radix tree, and the values that the tree and its users exchange about nodes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kvstore.pool import blocks_for
 from kvstore.tokens import TOKEN_BYTES, Digest, unpacked
@@ -69,6 +69,29 @@ class Node:
         self.subtree_nodes, self.subtree_tokens, self.subtree_blocks = n_nodes, n_tokens, n_blocks
         self.is_outdated = False
 
+    def whole_blocks(self, block_size: int) -> int:
+        """The number of blocks that are filled: all, or all but a tail."""
+        return self.n_tokens // block_size
+
+    def stored(self, block_size: int, first: int = 0) -> "tuple[BlocksStored, ...]":
+        """The fact that the whole blocks from the one at `first` on are indexed, if there are any.
+        The tree must compute hashes.
+        """
+        stop, n_bytes = self.whole_blocks(block_size), block_size * TOKEN_BYTES
+        if stop <= first:
+            return ()
+        assert self.parent is not None, "a root has no blocks"
+        is_first = first == 0 and self.parent.parent is None
+        parent = None if is_first else self.parent_hash(first)
+        packed = bytes(self.packed[first * n_bytes : stop * n_bytes])
+        hashes = tuple(self.hashes[first:stop])
+        return (BlocksStored(self.namespace, parent, hashes, packed),)
+
+    def removed(self, block_size: int, first: int = 0) -> "tuple[BlocksRemoved, ...]":
+        """The fact that the whole blocks from the one at `first` on leave the index, if any."""
+        hashes = tuple(self.hashes[first : self.whole_blocks(block_size)])
+        return (BlocksRemoved(self.namespace, hashes),) if hashes else ()
+
     def token_ids(self, most: int) -> tuple[int, ...]:
         """The first tokens of the node, at most `most`."""
         return tuple(unpacked(bytes(self.packed[: most * TOKEN_BYTES])))
@@ -86,6 +109,35 @@ class Node:
         while node is not None and node.blocks:
             yield node
             node = node.parent
+
+
+def with_descendants(nodes: Sequence[Node]) -> Iterator[Node]:
+    """Each of these nodes and of their descendants, parents first."""
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        yield node
+        pending += node.children
+
+
+def add_up(roots: Iterable[Node], most: float) -> bool:
+    """Bring the sums of at most `most` nodes below these up to date, leaves first. Returns whether
+    all are up to date.
+    """
+    for root in roots:
+        path = [(root, iter(root.children))] if root.is_outdated else []
+        while path:
+            node, children = path[-1]
+            child = next((child for child in children if child.is_outdated), None)
+            if child is not None:
+                path.append((child, iter(child.children)))
+                continue
+            if not most:
+                return False
+            node.add_up()
+            path.pop()
+            most -= 1
+    return True
 
 
 class Match(NamedTuple):
@@ -119,6 +171,34 @@ class TreeChange(NamedTuple):
     change: Change
     node: Node
     lower: Node | None = None
+
+
+class BlocksStored(NamedTuple):
+    """Whole blocks have been indexed after the one with the hash `parent`, which is None before the
+    first of a namespace. `packed` holds their tokens.
+    """
+
+    namespace: Namespace
+    parent: Digest | None
+    hashes: tuple[Digest, ...]
+    packed: bytes
+
+
+class BlocksRemoved(NamedTuple):
+    """Whole blocks, the ends of chains, are no longer indexed."""
+
+    namespace: Namespace
+    hashes: tuple[Digest, ...]
+
+
+class NamespaceCleared(NamedTuple):
+    """Nothing of the namespace is indexed any more."""
+
+    namespace: Namespace
+
+
+BlockEvent: TypeAlias = BlocksStored | BlocksRemoved | NamespaceCleared
+"""A fact about which whole blocks are indexed. It refers to nothing that changes."""
 
 
 class Adoption(NamedTuple):

@@ -22,7 +22,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice, takewhile
 
-from kvstore.node import Adoption, Change, Match, Node, TreeChange
+from kvstore.node import (
+    Adoption,
+    BlockEvent,
+    Change,
+    Match,
+    NamespaceCleared,
+    Node,
+    TreeChange,
+    add_up,
+    with_descendants,
+)
 from kvstore.pool import BlockPool, blocks_for
 from kvstore.tokens import TOKEN_BYTES, Digest, child_digests, common_tokens, root_digest, unpacked
 from kvstore.types import BlockId, Finding, Namespace
@@ -36,7 +46,6 @@ MAX_REPAIRS = 64
 MAX_BRANCHES = 64
 """How many children that begin alike are compared by their last use, the first by their tokens."""
 
-
 YOUNGER_LEVELS = 16
 """How many nodes of a path a use makes younger, from its end up. The others are as young as their
 descendants when sums are next added up, or at the latest when these have been evicted."""
@@ -48,7 +57,8 @@ class RadixTree:
     The tree keeps a reference to each indexed block and evicts from the leaves. What is cleared is
     no longer found, and gives its blocks back with `forget_cleared`. `n_changes` grows with every
     operation that may change a node; `n_nodes` counts cleared ones too. `journal`: the changes that
-    the disk cache has not looked at yet, in order; None without a disk cache.
+    the disk cache has not looked at yet, in order; None without a disk cache. `block_events`: the
+    facts about whole blocks that have not been taken yet, in order; None unless they are published.
     """
 
     def __init__(
@@ -74,6 +84,7 @@ class RadixTree:
         self._now = 0.0  # the time of the current operation
         self.hashes_blocks = hashes_blocks
         self.journal: list[TreeChange] | None = None
+        self.block_events: list[BlockEvent] | None = None
         self.adoptions = deque[Adoption](maxlen=MAX_ADOPTIONS)
         self.n_changes = 0
         self.n_nodes = 0
@@ -211,6 +222,8 @@ class RadixTree:
             elif not parent.children:
                 del self.roots[parent.namespace]
         else:
+            if self.block_events is not None:
+                self.block_events += leaf.removed(self._block_size, len(leaf.blocks) - 1)
             left_bytes = (len(leaf.blocks) - 1) * self._block_bytes
             self._outdate(leaf)
             del leaf.packed[left_bytes:], leaf.blocks[-1], leaf.hashes[-1:]
@@ -235,6 +248,8 @@ class RadixTree:
             root = self.roots.pop(name)
             root.is_cleared = True
             self._cleared += root.children
+            if self.block_events is not None:
+                self.block_events.append(NamespaceCleared(name))
         for adoption in [each for each in self.adoptions if self.node_of(each.block) is None]:
             self.adoptions.remove(adoption)
 
@@ -250,33 +265,19 @@ class RadixTree:
         return was_there
 
     def add_up(self, most: float = math.inf) -> bool:
-        """Bring the `subtree_` sums of at most `most` nodes up to date, leaves first.
-
-        Returns whether all are up to date.
+        """Bring the `subtree_` sums of at most `most` nodes up to date, leaves first. Returns
+        whether all are up to date.
         """
-        for root in self.roots.values():
-            path = [(root, iter(root.children))] if root.is_outdated else []
-            while path:
-                node, children = path[-1]
-                child = next((child for child in children if child.is_outdated), None)
-                if child is not None:
-                    path.append((child, iter(child.children)))
-                    continue
-                if not most:
-                    return False
-                node.add_up()
-                path.pop()
-                most -= 1
-        return True
+        return add_up(self.roots.values(), most)
 
     def nodes(self) -> Iterator[Node]:
         """Each node, parents first."""
         for root in self.roots.values():
-            yield from _with_descendants(root.children)
+            yield from with_descendants(root.children)
 
     def cleared_nodes(self) -> Iterator[Node]:
         """Each node that has been cleared and still has its blocks."""
-        return (node for node in _with_descendants(self._cleared) if node.blocks)
+        return (node for node in with_descendants(self._cleared) if node.blocks)
 
     def node_of(self, block: BlockId) -> Node | None:
         """The node that has the block, if the block is indexed."""
@@ -382,6 +383,8 @@ class RadixTree:
         self.n_nodes += is_new
         self._use(node)
         self._note(Change.GROWN, node)
+        if self.block_events is not None:
+            self.block_events += node.stored(self._block_size, first)
 
     def _digests(self, node: Node, first: int, packed: bytes) -> list[Digest]:
         """The hashes of the node's blocks from `first` on, which hold the tokens `packed`."""
@@ -470,6 +473,8 @@ class RadixTree:
         del parent.children[at]
         self.n_nodes -= 1
         self._outdate(parent)
+        if self.block_events is not None:
+            self.block_events += leaf.removed(self._block_size)
         self._forget(leaf)
         self._compact()
         return parent
@@ -489,12 +494,3 @@ class RadixTree:
             del self._node_of[block]
             self._pool.uncache(block)
         node.packed, node.blocks, node.hashes, node.children = bytearray(), [], [], []
-
-
-def _with_descendants(nodes: Sequence[Node]) -> Iterator[Node]:
-    """Each of these nodes and of their descendants, parents first."""
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        yield node
-        pending += node.children
