@@ -3,7 +3,9 @@
 import math
 import secrets
 import time
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from engine.api import Report
 from engine.core.drafting import DraftPolicy
@@ -30,6 +32,9 @@ from kvstore.store import KVStore
 from kvstore.tree import RadixTree
 from kvstore.types import Namespace
 
+if TYPE_CHECKING:  # importing zmq takes 80 ms
+    from engine.kv_events.publisher import KVEventPublisher
+
 
 def load(config: EngineConfig, report: Report, inbox: Inbox, deliver: Deliver) -> EngineParts:
     """Load the model, on the thread that will run it.
@@ -52,9 +57,10 @@ def assemble(
     groups = build_groups(backend.sizes, config.block_size, config.step_tokens)
     tree: RadixTree | None = None
     if config.prefix_cache:
-        hashes_blocks = config.disk is not None
+        hashes_blocks = config.disk is not None or config.kv_events_config is not None
         tree = RadixTree(pool, config.block_size, time.monotonic, hashes_blocks=hashes_blocks)
     store = KVStore(pool, tree, config.block_size, groups)
+    kv_events = None if tree is None else _open_publisher(config, backend, tree, inbox)
     share = config.max_prompt_share
     limits = Limits(
         vocab_size=backend.card.vocab_size,
@@ -87,13 +93,22 @@ def assemble(
         drafts=DraftPolicy(store) if config.speculate == "auto" else None,
     )
     card = backend.card
+    if kv_events is not None:
+        card = replace(card, kv_events=kv_events.source)
     vocabulary = Vocabulary(backend.hf_tokenizer, card.vocab_size, card.eos_token_ids)
     processes = GrammarProcesses(vocabulary)
     grammar_pool = GrammarPool(processes, mask_words(vocabulary.size))
     answers = MatcherAnswers(grammar_pool, metrics.mask_seconds.observe)
     grammar = GrammarStage(scheduler, answers, metrics.now)
     loop = EngineLoop(
-        scheduler, backend.runner, inbox, deliver, backend.bytes, grammar, backend.rest
+        scheduler,
+        backend.runner,
+        inbox,
+        deliver,
+        backend.bytes,
+        grammar,
+        backend.rest,
+        kv_events,
     )
 
     return EngineParts(
@@ -105,3 +120,17 @@ def assemble(
         decode=backend.decode,
         release_thread=backend.release_thread,
     )
+
+
+def _open_publisher(
+    config: EngineConfig, backend: Backend, tree: RadixTree, inbox: Inbox
+) -> "KVEventPublisher | None":
+    """The publisher of KV events, if the settings want one. Raises ModelError."""
+    events = config.kv_events_config
+    if events is None:
+        return None
+    from engine.kv_events.publisher import KVEventPublisher  # noqa: PLC0415 - zmq takes 80 ms
+
+    names = {adapter: name for name, adapter in backend.card.adapters.items()}
+    n_blocks = backend.sizes.n_blocks
+    return KVEventPublisher(events, tree, config.block_size, names, n_blocks, inbox.post)

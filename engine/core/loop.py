@@ -10,6 +10,7 @@ before the previous one is collected, and drawn after. All of this is on one thr
 import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from engine.core.idle_recount import IdleRecount
 from engine.core.inbox import Inbox
@@ -24,6 +25,9 @@ from engine.watch.snapshot import find_namespace, find_root
 from kvstore.sizes import StorageBytes
 from kvstore.tokens import root_digest
 from kvstore.types import Namespace
+
+if TYPE_CHECKING:  # importing zmq takes 80 ms
+    from engine.kv_events.publisher import KVEventPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +54,7 @@ class EngineLoop:
         sizes: StorageBytes,
         grammar: GrammarStage | None = None,
         rest: Callable[[], None] | None = None,
+        kv_events: "KVEventPublisher | None" = None,
     ) -> None:
         """`rest` is called when there is nothing left to compute, and before work begins again."""
         self.scheduler = scheduler
@@ -60,6 +65,7 @@ class EngineLoop:
         self.sizes = sizes
         self._grammar = grammar
         self._rest = rest
+        self.kv_events = kv_events
         self._recount = IdleRecount(scheduler.store, inbox, self.metrics.now)
         self.in_flight: Step | None = None
         self.waits_for_disk = False
@@ -161,6 +167,8 @@ class EngineLoop:
                 disk.close()
             if self._grammar is not None:
                 self._grammar.close()
+            if self.kv_events is not None:
+                self.kv_events.close()
 
     def turn(self) -> None:
         """Run the calls that have arrived, then compute one step if there is one."""
@@ -178,6 +186,8 @@ class EngineLoop:
             self.step_started_seconds = self.metrics.now()
             self._step()
             self.step_started_seconds = None
+        if self.kv_events is not None:
+            self.kv_events.publish()
         if self.is_idle:
             if not has_rested:
                 self._recount.changed()

@@ -3,14 +3,25 @@
 from collections.abc import Sequence
 
 from engine.core.scheduler import Scheduler
-from engine.values.stats import CacheStats, Cleared, DecodeStats, EngineStats, MemoryStats
+from engine.values.stats import (
+    CacheStats,
+    Cleared,
+    DecodeStats,
+    EngineStats,
+    KVEventStats,
+    MemoryStats,
+)
 from kvstore.sizes import StorageBytes
 from kvstore.slots import GroupStats
 from kvstore.store import KVStore
 
 
 def snapshot(
-    scheduler: Scheduler, sizes: StorageBytes, memory: MemoryStats, decode: DecodeStats
+    scheduler: Scheduler,
+    sizes: StorageBytes,
+    memory: MemoryStats,
+    decode: DecodeStats,
+    kv_events: KVEventStats | None = None,
 ) -> EngineStats:
     """Read all statistics as one value. Any thread may call this at any time: while a step runs,
     and when the loop has ended.
@@ -34,6 +45,7 @@ def snapshot(
         cache=_cache_stats(scheduler, sizes),
         memory=memory,
         decode=decode,
+        kv_events=kv_events,
     )
 
 

@@ -148,8 +148,9 @@ class EngineThread:
 
     async def stats(self) -> EngineStats:
         """Read the statistics at once, even while a step runs and after the loop has died."""
-        parts = self._parts
-        return snapshot(self._loop.scheduler, self._loop.sizes, parts.memory(), parts.decode())
+        parts, loop = self._parts, self._loop
+        kv_events = None if loop.kv_events is None else loop.kv_events.stats()
+        return snapshot(loop.scheduler, loop.sizes, parts.memory(), parts.decode(), kv_events)
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: frozenset[CacheTier] = ALL_TIERS

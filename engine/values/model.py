@@ -69,6 +69,15 @@ class Reranker:
     is_templated: bool = True  # else the tokenizer joins the two texts
 
 
+@dataclass(frozen=True, slots=True)
+class KVEventSource:
+    """The addresses at which an engine publishes KV events. Ports are those in use."""
+
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str
+
+
 class Place(Enum):
     """A place where users see a fact about a model, in addition to `GET /admin/daemon`."""
 
@@ -163,6 +172,7 @@ class ModelCard:
     batching: Annotated[
         str, Fact("How rows share forwards, and why not in a better way.", label="batching")
     ] = ""
+    kv_events: KVEventSource | None = None
     slowdowns: tuple[str, ...] = ()
     """Reasons why steps are slower or reuse less than they could: sentences, each with a remedy."""
 

@@ -1,7 +1,9 @@
 """The engine's settings. Frozen values."""
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -58,6 +60,65 @@ class DiskCacheConfig:
     shutdown_seconds: float = 10.0  # for writing what is still to be, at the end
     salted: bool = False  # write prompts that have a cache_salt, too
     daemon: str = ""  # whose engines share the folder; without a name this one is alone
+
+
+LEAST_HWM = 100
+"""A subscriber that reads at once must lose none of the batches that are sent together to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVEventsConfig:
+    """How KV events are published. The fields are those of vLLM's `--kv-events-config`."""
+
+    endpoint: str
+    replay_endpoint: str = ""  # "": nothing is sent again on request
+    topic: str = ""
+    buffer_steps: int = 10_000  # batches that are kept for being sent again
+    hwm: int = 10_000  # batches that wait for a slow subscriber, beyond which it loses some
+
+    @classmethod
+    def read(cls, events: str, replay: str | None) -> "KVEventsConfig | None":
+        """The configuration of the settings `kv_events` and `kv_events_replay`. None if vLLM's
+        JSON turns events off. Raises ValueError.
+        """
+        if not events.lstrip().startswith("{"):
+            return cls(_endpoint(events), _endpoint(replay) if replay else "")
+        given = json.loads(events)
+        is_on = given.pop("enable_kv_cache_events", False)
+        publisher = given.pop("publisher", None) or "zmq"
+        given.pop("max_queue_size", None)  # as many blocks as the arena has
+        if unknown := given.keys() - cls.__dataclass_fields__.keys():
+            raise ValueError(f"has no field {min(unknown)}")
+        if publisher not in {"zmq", "null"}:
+            raise ValueError("knows the publishers zmq and null")
+        for name, least in ("buffer_steps", 1), ("hwm", LEAST_HWM):
+            number = given.get(name, least)
+            if not isinstance(number, int) or not least <= number < 2**31:
+                raise ValueError(f"needs a number as its {name}")
+        if not isinstance(given.setdefault("topic", ""), str):
+            raise ValueError("needs a text as its topic")
+        if not is_on or publisher == "null":
+            return None
+        given["endpoint"] = _endpoint(given.get("endpoint", "5557"))
+        replay = replay or given.get("replay_endpoint")
+        given["replay_endpoint"] = _endpoint(replay) if replay else ""
+        return cls(**given)
+
+
+def _endpoint(text: object) -> str:
+    """An address of ZeroMQ; that of a port alone is of this machine. Raises ValueError."""
+    given = str(text)
+    host, _, port = given.removeprefix("tcp://").rpartition(":")
+    host = {"": "127.0.0.1", "localhost": "127.0.0.1"}.get(host, host)
+    if host == "*":
+        raise ValueError("must name its address: events have prompts in clear; 0.0.0.0 is all")
+    try:
+        address = ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        address = None
+    if address is None or not (port.isdecimal() and int(port) < 65536):
+        raise ValueError("must be a port or an address such as tcp://127.0.0.1:5557")
+    return f"tcp://[{address}]:{port}" if address.version == 6 else f"tcp://{address}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +276,21 @@ class EngineConfig:
             "compiles.",
         ),
     ] = "auto"
+    kv_events: Annotated[
+        str | None,
+        Setting(
+            Section.NETWORK,
+            "Publish which blocks are cached, with their tokens, for routers: a port, 0 for a free "
+            "one, or an address such as tcp://127.0.0.1:5557, or vLLM's JSON.",
+        ),
+    ] = None
+    kv_events_replay: Annotated[
+        str | None,
+        Setting(
+            Section.NETWORK,
+            "Port or address at which routers request events again that they have lost.",
+        ),
+    ] = None
     attention: Annotated[
         Literal["auto", "gather", "cascade"],
         Setting(
@@ -240,3 +316,10 @@ class EngineConfig:
             "reranks with sequence-classification checkpoints only.",
         ),
     ] = "auto"
+
+    @property
+    def kv_events_config(self) -> KVEventsConfig | None:
+        """How KV events are published; None if they are not. Raises ValueError."""
+        if self.kv_events is None:
+            return None
+        return KVEventsConfig.read(self.kv_events, self.kv_events_replay)

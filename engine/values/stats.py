@@ -223,6 +223,18 @@ class DiskCacheStats:
     ended_threads: tuple[str, ...]  # that should run; only another start brings them back
 
 
+@dataclass(slots=True)
+class KVEventStats:
+    """What has been published for routers. All but the first two fields count since the start."""
+
+    subscribers: int = 0  # connected now
+    blocks: int = 0  # that are published now: those of the tree, without prompts with a salt
+    batches: int = 0  # each a message
+    dropped_blocks: int = 0  # not sent because too many waited; all were then published anew
+    published_again: int = 0  # publications of all blocks, for new subscribers
+    replays: int = 0  # requests for batches that were lost
+
+
 @dataclass(frozen=True, slots=True)
 class CacheStats:
     """The KV store at one moment. A block is free, cached (only the tree holds it) or held."""
@@ -298,6 +310,7 @@ class EngineStats:
     cache: CacheStats
     memory: MemoryStats
     decode: DecodeStats | None = None  # None: of an engine that computes nothing
+    kv_events: KVEventStats | None = None  # None: they are not published
     sequences: SequenceCounts = field(default_factory=SequenceCounts)
 
 

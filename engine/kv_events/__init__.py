@@ -1,0 +1,1 @@
+"""KV events: which blocks are cached, published for routers in vLLM's format."""
