@@ -50,7 +50,7 @@ METRICS_HEAD = """\
 `GET /metrics` serves these in Prometheus' text format, without an API key.
 [monitoring.md](monitoring.md) has the queries and alerts. All metrics but the first three also have
 the label `model`, the model's own name. Histograms also have `_sum` and `_count`. Without a disk
-cache there are no metrics of the disk.
+cache there are no metrics of the disk, and without `kv_events` none of KV events.
 
 This page is written by `make reference` from `server/metrics/`.
 

@@ -208,7 +208,10 @@ PAGE_FILES = "/dashboard/"
 
 ADMIN = "/admin"
 ADMIN_PATHS = frozenset({ADMIN, "/api/pull", "/api/delete"})
-CANCELLATION = "/cancel"
+UNLIMITED_ENDS = ("/cancel", "/render", "/tokenize")
+"""The ends of paths that no limit of a key counts: they end work, or are what routers request for
+each of a client's requests.
+"""
 
 SINGLE_HEADERS = ("host", "origin")
 """Headers that access depends on. Of two, a proxy may have checked the other one."""
@@ -231,9 +234,9 @@ def needed_role(path: str) -> Role | None:
 
 
 def is_limited(method: str, path: str) -> bool:
-    """Whether a request counts against its key's limits: POST requests do, but for cancellation."""
+    """Whether a request counts against its key's limits: POST requests do, except some."""
     is_users = needed_role(path) is Role.USER
-    return method == "POST" and is_users and not path.endswith(CANCELLATION)
+    return method == "POST" and is_users and not path.endswith(UNLIMITED_ENDS)
 
 
 class Policy:

@@ -43,6 +43,16 @@ class Load(BaseModel):
     waiting: int  # queued now
 
 
+class KVEventAddress(BaseModel):
+    """Where a loaded model publishes KV events. All but `model` is as vLLM has it."""
+
+    data_parallel_rank: int = 0
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str
+    model: str
+
+
 @with_facts()
 class DaemonModel(BaseModel):
     """The model that is served."""
@@ -113,6 +123,22 @@ async def load(service: ServiceDependency) -> Load:
 @router.endpoint("GET", "/version")
 async def version() -> Version:
     return Version(version=__version__)
+
+
+@router.endpoint("GET", "/kv_event_sources")
+async def kv_event_sources(service: ServiceDependency) -> list[KVEventAddress]:
+    """The addresses of all loaded models that publish events, with the ports in use."""
+    cards = [(model.name, model.card) for model in service.models.known.values() if model.loaded]
+    return [
+        KVEventAddress(
+            endpoint=card.kv_events.endpoint,
+            replay_endpoint=card.kv_events.replay_endpoint,
+            topic=card.kv_events.topic,
+            model=name,
+        )
+        for name, card in cards
+        if card is not None and card.kv_events is not None
+    ]
 
 
 @router.endpoint("GET", "/metrics", errors=None, response_class=PlainTextResponse)

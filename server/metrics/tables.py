@@ -10,6 +10,7 @@ from engine.values.stats import (
     DecodeStats,
     DiskCacheStats,
     EngineStats,
+    KVEventStats,
     Latencies,
     Latency,
 )
@@ -338,6 +339,36 @@ DISK: tuple[Row[DiskCacheStats], ...] = (
 )
 
 
+KV_EVENTS: tuple[Row[KVEventStats], ...] = (
+    Gauge(
+        "rootstock_kv_event_subscribers",
+        "Connections that subscribe to KV events.",
+        lambda e: e.subscribers,
+    ),
+    Gauge(
+        "rootstock_kv_event_blocks",
+        "Blocks that subscribers know to be cached.",
+        lambda e: e.blocks,
+    ),
+    Counter("rootstock_kv_event_batches", "Published batches of KV events.", lambda e: e.batches),
+    Counter(
+        "rootstock_kv_event_dropped_blocks",
+        "Blocks of events that were dropped because too many waited; all are then published anew.",
+        lambda e: e.dropped_blocks,
+    ),
+    Counter(
+        "rootstock_kv_event_publications",
+        "Times that all blocks were published again, for new subscribers.",
+        lambda e: e.published_again,
+    ),
+    Counter(
+        "rootstock_kv_event_replays",
+        "Requests for batches that a subscriber has lost.",
+        lambda e: e.replays,
+    ),
+)
+
+
 def _held_share(stats: EngineStats) -> float:
     cache = stats.cache
     return cache.blocks_held / cache.blocks_total if cache.blocks_total else 0.0
@@ -435,6 +466,7 @@ TABLES: tuple[Table[Any], ...] = (
     Table(ENGINE, lambda m: m.last_stats),
     Table(DECODE, lambda m: None if m.last_stats is None else m.last_stats.decode),
     Table(DISK, lambda m: None if m.last_stats is None else m.last_stats.cache.disk),
+    Table(KV_EVENTS, lambda m: None if m.last_stats is None else m.last_stats.kv_events),
 )
 """The families under their own names. The counters of an engine that has ended are those last
 read.

@@ -1,7 +1,7 @@
 """The settings of models: how each is computed and cached, its names, and when it is in memory."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from itertools import starmap
 from pathlib import Path
@@ -85,6 +85,30 @@ class EngineSettings(SettingsModel):
     @classmethod
     def _off_without_quotes(cls, value: object) -> object:
         return "off" if value is False else value  # YAML 1.1 reads `off` as false
+
+    @field_validator("kv_events", "kv_events_replay", mode="before", check_fields=False)
+    @classmethod
+    def _ports_and_mappings_are_texts(cls, value: object) -> object:
+        if isinstance(value, Mapping):  # vLLM's JSON, as YAML has it
+            return json.dumps(value)
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _events_can_be_published(self) -> Self:
+        engine = self.engine
+        try:
+            _ = engine.kv_events_config
+        except ValueError as error:
+            raise PydanticCustomError(
+                "kv_events", "kv_events: {problem}", {"problem": str(error)}
+            ) from None
+        if engine.kv_events_replay is not None and engine.kv_events is None:
+            raise PydanticCustomError("kv_events_replay", "kv_events_replay: needs kv_events")
+        if engine.kv_events is not None and not engine.prefix_cache:
+            raise PydanticCustomError(
+                "kv_events", "kv_events: needs the prefix cache, which is turned off"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_purpose(self) -> Self:

@@ -1,14 +1,22 @@
 """Where settings come from, which wins, and what is said of wrong ones."""
 
+import json
 import re
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
-from engine.values.settings import AdapterConfig, DiskCacheConfig, DiskWrites, EngineConfig
+from engine.values.settings import (
+    AdapterConfig,
+    DiskCacheConfig,
+    DiskWrites,
+    EngineConfig,
+    KVEventsConfig,
+)
 from kvstore.disk.types import DiskLimits
 from server.access.keys import admin_key, entry_text
 from server.http.listening import is_loopback
@@ -491,3 +499,91 @@ def test_every_configuration_loads_and_the_default_one_and_an_empty_one_are_the_
     monkeypatch.setenv("ROOTSTOCK_API_KEY", "from-the-environment")
     for path in CONFIGS.glob("*.yaml"):
         assert load_settings({"config": path}).api_key is not None, path.name
+
+
+class TestKVEvents:
+    @pytest.mark.parametrize(
+        ("given", "endpoint"),
+        [
+            ("5557", "tcp://127.0.0.1:5557"),
+            ("0", "tcp://127.0.0.1:0"),
+            ("tcp://localhost:5557", "tcp://127.0.0.1:5557"),
+            ("tcp://10.0.0.11:5557", "tcp://10.0.0.11:5557"),
+            ("0.0.0.0:5557", "tcp://0.0.0.0:5557"),
+            ("tcp://[::1]:5557", "tcp://[::1]:5557"),
+            ('{"enable_kv_cache_events": true}', "tcp://127.0.0.1:5557"),
+        ],
+    )
+    def test_addresses(self, given: str, endpoint: str) -> None:
+        assert load_settings({"kv_events": given}).engine.kv_events_config == KVEventsConfig(
+            endpoint
+        )
+
+    def test_vllms_json(self, tmp_path: Path) -> None:
+        vllm = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": "tcp://10.0.0.11:5557",
+            "replay_endpoint": "tcp://10.0.0.11:5558",
+            "buffer_steps": 100,
+            "hwm": 500,
+            "max_queue_size": 1000,
+            "topic": "kv@1",
+        }
+        expected = KVEventsConfig(vllm["endpoint"], vllm["replay_endpoint"], "kv@1", 100, 500)
+        file = tmp_path / "rootstock.yaml"
+        file.write_text(yaml.safe_dump({"kv_events": vllm}))
+        for flags in ({"kv_events": json.dumps(vllm)}, {"config": file}):
+            assert load_settings(flags).engine.kv_events_config == expected
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            '{"enable_kv_cache_events": false, "publisher": "zmq"}',
+            '{"enable_kv_cache_events": true, "publisher": "null"}',
+        ],
+    )
+    def test_vllms_json_may_turn_them_off(self, given: str) -> None:
+        assert load_settings({"kv_events": given}).engine.kv_events_config is None
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ("tcp://*:5557", "must name its address"),
+            ('{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}', "must name its"),
+            ("ipc:///tmp/events", "must be a port or an address"),
+            ("tcp://example.org:1", "must be a port or an address"),
+            ("tcp://127.0.0.1:65536", "must be a port or an address"),
+            ("tcp://127.0.0.1", "must be a port or an address"),
+            ("yes", "must be a port or an address"),
+            ("{", "Expecting property name"),
+            ('{"publisher": "kafka"}', "knows the publishers"),
+            ('{"endpoints": ""}', "has no field endpoints"),
+            ('{"buffer_steps": 0}', "needs a number as its buffer_steps"),
+            ('{"hwm": 99}', "needs a number as its hwm"),
+            ('{"hwm": "many"}', "needs a number as its hwm"),
+            ('{"topic": 7}', "needs a text as its topic"),
+        ],
+    )
+    def test_what_is_refused(self, given: str, said: str) -> None:
+        (line,) = lines_of_error({"kv_events": given})
+        assert line.startswith(f"kv_events: {said}")
+
+    def test_each_model_has_its_own(self) -> None:
+        models = [{"model": "a", "kv_events": 5557}, {"model": "b"}]
+        first, second = load_settings({"models": models}).each_model()
+        assert first.engine.kv_events_config == KVEventsConfig("tcp://127.0.0.1:5557")
+        assert second.engine.kv_events_config is None
+
+    @pytest.mark.parametrize(
+        ("flags", "line"),
+        [
+            ({"kv_events_replay": "1"}, "kv_events_replay: needs kv_events"),
+            (
+                {"kv_events": "1", "prefix_cache": False},
+                "kv_events: needs the prefix cache, which is turned off",
+            ),
+        ],
+    )
+    def test_what_is_missing(self, flags: dict[str, object], line: str) -> None:
+        assert lines_of_error(flags) == [line]

@@ -105,3 +105,18 @@ def test_a_background_response_pays_for_what_was_computed(tmp_path: Path) -> Non
         alice.post(f"/v1/responses/{begun(alice, engine)}/cancel")
         check_refused(alice.post("/v1/completions", json={"prompt": "a"}), "1 tokens a minute")
         gate.open()
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions/render", "/v1/completions/render", "/tokenize"]
+)
+def test_what_routers_request_for_each_chat_counts_for_nothing(tmp_path: Path, path: str) -> None:
+    body = CHAT if "chat" in path else {"prompt": "a"}
+    with (
+        daemon(FakeEngine(), tmp_path, requests_per_minute=1) as url,
+        client_of(url, "alice") as alice,
+    ):
+        for _ in range(3):
+            assert alice.post(path, json=body).status_code == 200
+        assert alice.post("/v1/chat/completions", json=CHAT).status_code == 200
+        check_refused(alice.post("/v1/chat/completions", json=CHAT), "1 requests a minute")
