@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from load_tests.client import TargetError, discover
 from load_tests.conditions import Conditions, observe
+from load_tests.fleet import fleet
 from load_tests.grafana.command import grafana
 from load_tests.scenarios.kinds import Playable, Restarting, load_scenario, text_scenario_names
 from load_tests.scenarios.load import Summary, run_table
@@ -26,6 +27,7 @@ app.command()(compare)
 app.command()(results)
 app.command()(crowd)
 app.command()(grafana)
+app.command()(fleet)
 
 Seed = Annotated[int, typer.Option(help="Of the texts.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Where to write all figures.")]
