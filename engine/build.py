@@ -3,9 +3,10 @@
 import math
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from engine.api import Report
 from engine.core.drafting import DraftPolicy
@@ -15,14 +16,17 @@ from engine.core.metrics import Metrics
 from engine.core.request import Namespaces
 from engine.core.scheduler import Scheduler
 from engine.core.step import Backend, Limits
-from engine.core.thread import EngineParts
+from engine.core.thread import EngineParts, EngineThread
 from engine.disk_cache.cache import DiskCache, open_disk_cache
+from engine.encoders.thread import EncoderThread
 from engine.grammar.answers import MatcherAnswers, Trials
 from engine.grammar.masks import mask_words
 from engine.grammar.pool import GrammarPool
 from engine.grammar.process import GrammarProcesses, Vocabulary
 from engine.grammar.stage import GrammarStage
-from engine.mlx_backend.backend import load_backend
+from engine.mlx_backend.backend import load_backend, load_encoder
+from engine.mlx_backend.loading.locate import find_checkpoint
+from engine.mlx_backend.loading.purpose import Body, find_purpose
 from engine.output.text import detokenizer_factory, output_factory
 from engine.values.model import Task
 from engine.values.settings import EngineConfig
@@ -35,9 +39,12 @@ from kvstore.types import Namespace
 if TYPE_CHECKING:  # importing zmq takes 80 ms
     from engine.kv_events.publisher import KVEventPublisher
 
+Load: TypeAlias = Callable[[EngineConfig, Report, Inbox, Deliver], EngineParts]
+"""Loads a decoder, on the thread that will run it. Its errors have a message for the user."""
+
 
 def load(config: EngineConfig, report: Report, inbox: Inbox, deliver: Deliver) -> EngineParts:
-    """Load the model, on the thread that will run it.
+    """Load the model, which must have been fetched, on the thread that will run it.
 
     Raises whatever loading raises, with a message for the user.
     """
@@ -47,6 +54,22 @@ def load(config: EngineConfig, report: Report, inbox: Inbox, deliver: Deliver) -
     except BaseException:
         backend.release_thread()
         raise
+
+
+def start(
+    config: EngineConfig,
+    report: Report,
+    deliver: Deliver,
+    ended: Callable[[], None],
+    load: Load = load,
+) -> EngineThread | EncoderThread:
+    """Fetch the model if need be, load it, and start its engine. `ended` is called when that has
+    ended. Raises whatever loading raises, with a message for the user.
+    """
+    checkpoint = find_checkpoint(config.model, download=True)
+    if find_purpose(checkpoint, config.pooling, config.reranker).body is Body.ENCODER:
+        return EncoderThread(partial(load_encoder, config, report), deliver, ended)
+    return EngineThread(partial(load, config, report), deliver, ended)
 
 
 def assemble(

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from engine.api import Engine
-from engine.build import load
-from engine.core.thread import Build
+from engine.build import start
+from engine.core.thread import Build, EngineThread
 from engine.launch import launch
 from engine.remote.engine import RemoteEngine
-from engine.remote.host import Load, serve
+from engine.remote.host import Start, serve
 from engine.values.model import Tokenizer
 from engine.values.settings import EngineConfig
 
@@ -26,9 +26,9 @@ EngineT = TypeVar("EngineT", bound=Engine)
 class ThreadAsProcess:
     """Implements `ChildProcess`. It ends with its connection, and cannot be killed."""
 
-    def __init__(self, connection: socket.socket, load: Load) -> None:
+    def __init__(self, connection: socket.socket, start: Start) -> None:
         self._connection = connection
-        self._load = load
+        self._start = start
         # A daemon: an engine that a test leaves running does not keep pytest from ending.
         self._thread = threading.Thread(target=self._main, name="engine's process", daemon=True)
         self._thread.start()
@@ -45,7 +45,7 @@ class ThreadAsProcess:
 
     def _main(self) -> None:
         with self._connection:
-            asyncio.run(serve(self._connection, self._load))
+            asyncio.run(serve(self._connection, self._start))
 
 
 def launched(config: EngineConfig) -> Engine:
@@ -57,7 +57,7 @@ def launched(config: EngineConfig) -> Engine:
 
 def loaded(config: EngineConfig) -> RemoteEngine:
     """The engine of a real model on a thread of this process, for any event loop."""
-    return _run(RemoteEngine.start(partial(_start, load), config, lambda line: None))
+    return _run(RemoteEngine.start(partial(_start, start), config, lambda line: None))
 
 
 def _run(start: Coroutine[Any, Any, EngineT]) -> EngineT:
@@ -68,10 +68,10 @@ def _run(start: Coroutine[Any, Any, EngineT]) -> EngineT:
 
 def hosted(build: Build, tokenizer: Tokenizer) -> RemoteEngine:
     """What `launch` returns, around parts that need no process."""
-    start = partial(_start, lambda config, report, *rest: build(*rest))
-    return _run(RemoteEngine.start(start, CONFIG, lambda line: None, lambda card: tokenizer))
+    hosting = partial(_start, lambda config, report, *rest: EngineThread(build, *rest))
+    return _run(RemoteEngine.start(hosting, CONFIG, lambda line: None, lambda card: tokenizer))
 
 
-def _start(load: Load) -> tuple[socket.socket, ThreadAsProcess]:
+def _start(start_engine: Start) -> tuple[socket.socket, ThreadAsProcess]:
     ours, theirs = socket.socketpair()
-    return ours, ThreadAsProcess(theirs, load)
+    return ours, ThreadAsProcess(theirs, start_engine)

@@ -14,6 +14,7 @@ from engine.mlx_backend import host
 from engine.mlx_backend.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.choice import DecodePath, compute_draws
+from engine.mlx_backend.encoders.loading import open_encoder, planned_card
 from engine.mlx_backend.kv.formats import dtype_name
 from engine.mlx_backend.kv.shape import token_bytes
 from engine.mlx_backend.kv.storage import Storage
@@ -34,7 +35,7 @@ from engine.mlx_backend.loading.memory import (
     MemoryPlan,
     footprint,
 )
-from engine.mlx_backend.loading.purpose import find_purpose, sampling_defaults
+from engine.mlx_backend.loading.purpose import Body, find_purpose, sampling_defaults
 from engine.mlx_backend.loading.selfcheck import check_bytes, measured_token_bytes
 from engine.mlx_backend.loading.workspace import (
     attention_workspace,
@@ -289,7 +290,10 @@ def needed_memory(config: EngineConfig, default_bytes: int) -> ModelMemory:
 
     Raises ModelError.
     """
-    plan = open_configured(config).plan(config)
+    checkpoint = find_checkpoint(config.model, download=False)
+    if find_purpose(checkpoint, config.pooling, config.reranker).body is Body.ENCODER:
+        return open_encoder(config, checkpoint).memory
+    plan = open_checkpoint(config, checkpoint).plan(config)
     least_bytes = math.ceil(plan.weight_bytes / FLOAT32_SHARE)  # or their type changes
     needed = plan.needed(default_bytes)
     return replace(needed, total_bytes=max(needed.total_bytes, least_bytes))
@@ -306,7 +310,12 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
         mlx_lm_version=metadata.version("mlx-lm"),
     )
     try:
-        opened = open_configured(config)
+        checkpoint = find_checkpoint(config.model, download=False)
+        if find_purpose(checkpoint, config.pooling, config.reranker).body is Body.ENCODER:
+            encoder = open_encoder(config, checkpoint)
+            card = planned_card(config, encoder, blas)
+            return replace(report, card=card, memory=encoder.memory)
+        opened = open_checkpoint(config, checkpoint)
         plan = opened.plan(config)
         return replace(
             report,

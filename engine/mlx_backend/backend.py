@@ -2,6 +2,8 @@
 
 from engine.api import ModelError, Report, one_line
 from engine.core.step import Backend
+from engine.encoders.thread import EncoderParts
+from engine.mlx_backend.blas import Blas
 from engine.mlx_backend.environment import mlx_imports
 from engine.mlx_backend.loading.locate import find_checkpoint
 from engine.values.settings import EngineConfig
@@ -9,15 +11,15 @@ from engine.values.stats import MachineReport
 
 
 def load_backend(config: EngineConfig, report: Report) -> Backend:
-    """Load the configured model and allocate its arena, on the thread that will run it.
+    """Load the configured decoder and allocate its arena, on the thread that will run it. It must
+    have been fetched.
 
     `report` gets lines for a person to read. Raises ModelError when the model cannot be served.
     """
-    checkpoint = find_checkpoint(config.model, download=True)
+    checkpoint = find_checkpoint(config.model, download=False)
     report(f"model {checkpoint}")
     with mlx_imports() as blas:
-        if blas.name:
-            report(f"BLAS: {blas if blas.library else blas.advice}")
+        _report_blas(blas, report)
         from engine.mlx_backend.loading.compiler import start_compiler  # noqa: PLC0415 - BLAS first
 
         compiler = start_compiler()  # while the imports that follow take their time
@@ -31,6 +33,33 @@ def load_backend(config: EngineConfig, report: Report) -> Backend:
         if isinstance(error, Exception) and not isinstance(error, ModelError):
             raise ModelError(one_line(error)) from error
         raise
+
+
+def load_encoder(config: EngineConfig, report: Report) -> EncoderParts:
+    """Load the configured encoder, which must have been fetched, on the thread that will run it.
+    Raises ModelError.
+    """
+    checkpoint = find_checkpoint(config.model, download=False)
+    report(f"model {checkpoint}")
+    with mlx_imports() as blas:
+        _report_blas(blas, report)
+        import mlx.core as mx  # noqa: PLC0415 - BLAS first
+
+        from engine.mlx_backend.encoders import loading  # noqa: PLC0415
+
+    try:
+        opened = loading.open_encoder(config, checkpoint)
+        return loading.assemble_encoder(config, opened, blas, report)
+    except BaseException as error:
+        mx.clear_streams()
+        if isinstance(error, Exception) and not isinstance(error, ModelError):
+            raise ModelError(one_line(error)) from error
+        raise
+
+
+def _report_blas(blas: Blas, report: Report) -> None:
+    if blas.name:
+        report(f"BLAS: {blas if blas.library else blas.advice}")
 
 
 def describe_machine(config: EngineConfig) -> MachineReport:

@@ -2,7 +2,7 @@
 
 import sys
 
-from engine.build import load
+from engine.build import start
 from engine.remote.host import main
 
-main(int(sys.argv[1]), load)
+main(int(sys.argv[1]), start)

@@ -1,7 +1,7 @@
 """An engine's process: runs the server's calls, and sends their results and the events.
 
-`engine.remote.calls` has the table of calls. A new call is a coroutine method of `EngineThread`
-and a line in the table.
+`engine.remote.calls` has the table of calls. A new call is a coroutine method of `EngineThread` and
+of `EncoderThread`, and a line in the table.
 """
 
 import asyncio
@@ -15,11 +15,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TypeAlias
 
 from engine.api import EngineError, Report
-from engine.core.inbox import Inbox
 from engine.core.loop import Deliver
-from engine.core.thread import EngineParts, EngineThread
+from engine.core.thread import EngineThread
+from engine.encoders.thread import EncoderThread
 from engine.process.sockets import RECEIVED_BYTES, RETRY_SECONDS, FrameBuffer, send_some
 from engine.remote import wire
 from engine.remote.calls import CALLS
@@ -37,8 +38,13 @@ SWITCH_SECONDS = 0.001
 Python's default is five times as long.
 """
 
-Load = Callable[[EngineConfig, Report, Inbox, Deliver], EngineParts]
-"""Loads a model, on the thread that will run it. Its errors have a message for the user."""
+Hosted: TypeAlias = EngineThread | EncoderThread
+"""An engine in this process: the thread that runs a model, with the server's calls."""
+
+Start: TypeAlias = Callable[[EngineConfig, Report, Deliver, Callable[[], None]], Hosted]
+"""Loads a model and starts its engine, which calls `Deliver` with events, and the last function
+when it has ended. Its errors have a message for the user.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +96,10 @@ class Outbox:
 class EngineHost:
     """Runs the server's calls and answers them. The engine thread sends events as they come."""
 
-    def __init__(self, outbox: Outbox, load: Load) -> None:
+    def __init__(self, outbox: Outbox, start: Start) -> None:
         self._outbox = outbox
-        self._load = load
-        self._engine: EngineThread | None = None  # until `load` has returned
+        self._start = start
+        self._engine: Hosted | None = None  # until `load` has returned
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def load(self, config: EngineConfig, log_level: int) -> ModelCard:
@@ -103,9 +109,10 @@ class EngineHost:
         handler = logging.StreamHandler()
         handler.setFormatter(LogFormatter())
         logging.basicConfig(level=log_level, handlers=[handler])
-        build = partial(self._load, config, self._report)
         ended = partial(self._send, Kind.ENDED)
-        self._engine = await asyncio.to_thread(EngineThread, build, self._deliver, ended)
+        self._engine = await asyncio.to_thread(
+            self._start, config, self._report, self._deliver, ended
+        )
         return self._engine.card
 
     def take(self, message: CallMessage) -> None:
@@ -148,11 +155,11 @@ class EngineHost:
         self._outbox.send(wire.frame(kind, json))
 
 
-async def serve(connection: socket.socket, load: Load) -> None:
+async def serve(connection: socket.socket, start: Start) -> None:
     """Run calls until the server closes its end of the connection, or has ended."""
     loop = asyncio.get_running_loop()
     connection.setblocking(False)
-    host = EngineHost(Outbox(connection, loop), load)
+    host = EngineHost(Outbox(connection, loop), start)
     beating = asyncio.create_task(host.beat())
     frames = FrameBuffer()
     with suppress(ConnectionError):
@@ -162,33 +169,37 @@ async def serve(connection: socket.socket, load: Load) -> None:
     beating.cancel()
 
 
-def main(descriptor: int, load: Load) -> None:
+def main(descriptor: int, start: Start) -> None:
     """Run an engine's process: `descriptor` is its end of the connection. Never returns."""
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the server handles them, and sends `drain`
         signal.signal(ignored, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_SECONDS)
-    frozen = partial(load_and_freeze, load)
+    frozen = partial(start_and_freeze, start)
     asyncio.run(_serve_and_exit(socket.socket(fileno=descriptor), frozen))
 
 
-def load_and_freeze(
-    load: Load, config: EngineConfig, report: Report, inbox: Inbox, deliver: Deliver
-) -> EngineParts:
-    """Load a model, and exempt all objects that there are then from garbage collection. They live
-    to the end, and a full collection of them would stop every thread for tens of milliseconds.
+def start_and_freeze(
+    start: Start,
+    config: EngineConfig,
+    report: Report,
+    deliver: Deliver,
+    ended: Callable[[], None],
+) -> Hosted:
+    """Start an engine, and exempt all objects that there are then from garbage collection. They
+    live to the end, and a full collection of them would stop every thread for tens of milliseconds.
     """
-    parts = load(config, report, inbox, deliver)
+    engine = start(config, report, deliver, ended)
     gc.collect()
     gc.freeze()
-    return parts
+    return engine
 
 
-async def _serve_and_exit(connection: socket.socket, load: Load) -> None:
+async def _serve_and_exit(connection: socket.socket, start: Start) -> None:
     """Serve, and end the process at once when the connection ends. No thread is waited for: one may
     be loading a model or hold a lock, and the next engine needs the memory.
     """
     try:
-        await serve(connection, load)
+        await serve(connection, start)
     except BaseException:  # a frame cannot be read
         logger.critical("the engine's process ends", exc_info=True)
         os._exit(1)

@@ -62,11 +62,11 @@ def has_a_thread_that_never_ends():
     threading.Thread(target=never.wait).start()
     raise RuntimeError
 
-def load(config, report, inbox, deliver):
+def start(config, report, deliver, ended):
     report("begun")
     globals()[sys.argv[2]]()
 
-main(int(sys.argv[1]), load)
+main(int(sys.argv[1]), start)
 """
 KEEPER = """
 import asyncio, sys

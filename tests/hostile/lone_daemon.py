@@ -6,7 +6,7 @@ import sys
 from typing import NoReturn
 from unittest import mock
 
-from engine.build import load
+from engine.build import start
 from engine.process.child import start_child
 from engine.remote.host import main as run_engine
 from server.terminal.cli import app
@@ -24,7 +24,7 @@ def refuse(*_: object, **__: object) -> NoReturn:
 if __name__ == "__main__":
     if sys.argv[1].isdecimal():
         with mock.patch("engine.grammar.process.start_child", refuse):
-            run_engine(int(sys.argv[1]), load)
+            run_engine(int(sys.argv[1]), start)
     else:
         with mock.patch("engine.launch.start_child", start_lone_engine):
             app(["serve", *sys.argv[1:]])

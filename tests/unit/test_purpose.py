@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from engine.api import ModelError
 from engine.mlx_backend.loading.purpose import (
     GENERATES,
+    Body,
     Purpose,
     Ranking,
     find_purpose,
+    longest_text_stated,
     sampling_defaults,
 )
 from engine.values.model import Embedder, Reranker, SamplingDefaults
@@ -101,6 +103,34 @@ def test_how_a_reranker_scores(tmp_path: Path, config: dict[str, Any], ranking: 
     assert find_purpose(checkpoint(tmp_path, config)) == Purpose(generates=False, ranking=ranking)
 
 
+def test_an_encoder_embeds_or_reranks(tmp_path: Path) -> None:
+    bert = {"model_type": "bert", "architectures": ["BertModel"]}
+    found = find_purpose(checkpoint(tmp_path, bert, MODULES, {"pooling_mode_mean_tokens": True}))
+    embedder = Embedder(Pooling.MEAN, 0, normalized=False)
+    assert found == Purpose(False, embedder=embedder, body=Body.ENCODER)
+    with pytest.raises(ModelError, match="leave the setting reranker out"):
+        find_purpose(tmp_path, reranker="yes-no")
+    classifier = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+    (tmp_path / "config.json").write_text(json.dumps(classifier), "utf-8")
+    assert find_purpose(tmp_path) == Purpose(False, ranking=Ranking(), body=Body.ENCODER)
+    with pytest.raises(ModelError, match="leave the setting pooling out"):
+        find_purpose(tmp_path, pooling="mean")
+
+
+def test_the_longest_text_is_that_of_the_files(tmp_path: Path) -> None:
+    assert longest_text_stated(tmp_path) is None
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1e30}', "utf-8")
+    assert longest_text_stated(tmp_path) is None
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 512}', "utf-8")
+    assert longest_text_stated(tmp_path) == 512
+    texts = tmp_path / "sentence_bert_config.json"
+    texts.write_text('{"max_seq_length": 256, "do_lower_case": false}', "utf-8")
+    assert longest_text_stated(tmp_path) == 256
+    texts.write_text('{"max_seq_length": 256, "do_lower_case": true}', "utf-8")
+    with pytest.raises(ModelError, match="lower case"):
+        longest_text_stated(tmp_path)
+
+
 def test_a_classifier_does_not_embed(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="leave the setting pooling out"):
         find_purpose(checkpoint(tmp_path, CLASSIFIER), pooling="last")
@@ -115,7 +145,15 @@ def test_a_setting_makes_a_reranker_of_a_generator(tmp_path: Path) -> None:
     ("config", "modules", "pooling", "words"),
     [
         ({"model_type": "bert", "architectures": ["BertModel"]}, None, None, "BertModel is an enc"),
-        ({"model_type": "xlm-roberta"}, None, None, "xlm-roberta is an encoder"),
+        ({"model_type": "xlm-roberta"}, None, None, "set pooling to mean or first"),
+        ({"model_type": "albert"}, None, None, "albert is an encoder"),
+        (
+            {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+            | {"classifier_from_token": ["no", "yes"]},
+            None,
+            None,
+            "scores by no tokens",
+        ),
         (
             {"is_causal": False},
             MODULES,

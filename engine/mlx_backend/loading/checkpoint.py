@@ -19,6 +19,7 @@ from blake3 import blake3
 from engine.api import ModelError, one_line
 from engine.mlx_backend.loading.purpose import (
     GENERATION_CONFIG,
+    MOST_STATED,
     find_purpose,
     read_json,
     sampling_defaults,
@@ -218,9 +219,6 @@ _DIMENSION_KEYS = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
 _TEXT_MODELS = ("text_config", "llm_config", "language_config")
 """Where a config.json has the fields of its text model, if not at the top."""
 
-_MOST_STATED = 1 << 31
-"""A larger number is a way to write that there is no limit."""
-
 _DEFAULT_GROUP_SIZE = 64  # MLX's
 
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
@@ -406,7 +404,7 @@ def _number(value: object) -> int | None:
         number = float(value)
     except (OverflowError, ValueError):
         return None
-    return int(number) if 1 <= number < _MOST_STATED else None
+    return int(number) if 1 <= number < MOST_STATED else None
 
 
 def _parameters(

@@ -35,7 +35,7 @@ USEFUL_STATES = 4
 _MOST_LOGICAL_BLOCKS = 1 << 16
 """Blocks of a model without layers that keep every token: they are counted, but take no memory."""
 
-_PROCESS_BYTES, _TOKEN_BYTES, _LOGIT_BYTES = 256 << 20, 64 << 10, 50
+PROCESS_BYTES, _TOKEN_BYTES, _LOGIT_BYTES = 256 << 20, 64 << 10, 50
 """Upper bounds of the process's growth, and of a step's arrays for each token and each logit.
 
 Peaks measured on a CPU: 36 MB for a prompt of 512 tokens through layers 1,024 and 4,096 wide, and
@@ -204,7 +204,7 @@ class MemoryPlan:
         """What a step may take in addition to weights and storage, as MLX counts it, or the
         rehearsal of compiled decodes if that takes more. The growth of the process counts.
         """
-        return _PROCESS_BYTES + max(self.cache_limit_bytes, self.rehearsal_bytes)
+        return PROCESS_BYTES + max(self.cache_limit_bytes, self.rehearsal_bytes)
 
     @property
     def cache_limit_bytes(self) -> int:
@@ -266,7 +266,7 @@ class MemoryPlan:
         """What is neither weights nor storage if the longest sequence has `longest` tokens."""
         step_bytes = self._step_bytes(longest)
         cached_bytes = (self._held_steps - 1) * step_bytes
-        return _PROCESS_BYTES + max(step_bytes, self.rehearsal_bytes) + cached_bytes
+        return PROCESS_BYTES + max(step_bytes, self.rehearsal_bytes) + cached_bytes
 
     @property
     def _room_bytes(self) -> int:

@@ -9,6 +9,7 @@ classification", or a generator whose tokens "yes" and "no" are compared. Import
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TypeVar, get_type_hints
@@ -25,6 +26,10 @@ GENERATION_CONFIG = "generation_config.json"
 _MODULES = "modules.json"
 _POOLING = "1_Pooling/config.json"
 _PROMPTS = "config_sentence_transformers.json"
+_TEXTS = "sentence_bert_config.json"
+
+MOST_STATED = 1 << 31
+"""A larger number in a checkpoint's files is a way to write that there is no limit."""
 
 _MODE = "pooling_mode_"
 _MODES = {
@@ -35,16 +40,24 @@ _MODES = {
     "cls": Pooling.FIRST,
 }
 _CLASSIFICATION = "ForSequenceClassification"
-_ENCODERS = frozenset(
+_ENCODERS = frozenset({"bert", "camembert", "modernbert", "roberta", "xlm-roberta"})
+_OTHER_ENCODERS = frozenset(
     {
-        *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra"),
-        *("mpnet", "modernbert", "new", "nomic_bert", "roberta", "xlm-roberta"),
+        *("albert", "deberta", "deberta-v2", "distilbert", "electra", "mpnet", "new"),
+        *("nomic_bert", "xlm-roberta-xl"),
     }
 )
 _ENCODER_ADVICE = (
-    "Rootstock serves decoders, in which a token attends to earlier ones. mlx-embeddings and, off "
-    "Apple silicon, text-embeddings-inference serve encoders"
+    f"Rootstock serves decoders, and of encoders {', '.join(sorted(_ENCODERS))}. mlx-embeddings "
+    "and, off Apple silicon, text-embeddings-inference serve others"
 )
+
+
+class Body(Enum):
+    """The kind of model below a head."""
+
+    DECODER = "decoder"  # a token attends to earlier ones, whose KV is cached
+    ENCODER = "encoder"  # a token attends to all of its text, and nothing is cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,7 @@ class Purpose:
     generates: bool = True
     embedder: Embedder | None = None
     ranking: Ranking | None = None
+    body: Body = Body.DECODER
 
 
 GENERATES = Purpose()
@@ -75,12 +89,15 @@ def find_purpose(checkpoint: Path, pooling: str = "auto", reranker: str = "auto"
     """The purpose that the checkpoint's files state, or the settings `pooling` and `reranker` where
     they are not "auto".
 
-    Raises ModelError for files that cannot be read, an encoder, and an unknown way to make vectors.
+    Raises ModelError for files that cannot be read, an encoder that is not served, and an unknown
+    way to make vectors.
     """
     config = read_json(checkpoint / "config.json", dict) or {}
     architecture = str((config.get("architectures") or [config["model_type"]])[0])
-    if config["model_type"] in _ENCODERS:
+    if config["model_type"] in _OTHER_ENCODERS:
         raise ModelError(f"{architecture} is an encoder. {_ENCODER_ADVICE}")
+    if config["model_type"] in _ENCODERS:
+        return _encoder_purpose(checkpoint, config, architecture, pooling, reranker)
     if reranker == "yes-no":
         return Purpose(generates=False, ranking=Ranking(("no", "yes")))
     is_classifier = architecture.endswith(_CLASSIFICATION)
@@ -100,6 +117,49 @@ def find_purpose(checkpoint: Path, pooling: str = "auto", reranker: str = "auto"
         configured = Pooling(pooling)
         found = replace(found, pooling=configured) if found else Embedder(configured, dimensions=0)
     return Purpose(generates, embedder=found)
+
+
+def _encoder_purpose(
+    checkpoint: Path, config: Mapping[str, Any], architecture: str, pooling: str, reranker: str
+) -> Purpose:
+    """The purpose of an encoder, which embeds or reranks. Raises ModelError."""
+    if reranker != "auto":
+        raise ModelError(
+            f"{architecture} is an encoder and writes no words: leave the setting reranker out"
+        )
+    if architecture.endswith(_CLASSIFICATION):
+        if pooling != "auto":
+            raise ModelError(f"{architecture} reranks: leave the setting pooling out")
+        ranking = _ranking(config)
+        if ranking.tokens:
+            raise ModelError(f"{architecture} is an encoder: it scores by no tokens")
+        return Purpose(generates=False, ranking=ranking, body=Body.ENCODER)
+    found = _embedder(checkpoint)
+    if pooling != "auto":
+        configured = Pooling(pooling)
+        found = replace(found, pooling=configured) if found else Embedder(configured, dimensions=0)
+    if found is None:
+        raise ModelError(
+            f"{architecture} is an encoder, and no {_POOLING} says how a vector is made of its "
+            "hidden states: set pooling to mean or first, as its model card has it"
+        )
+    return Purpose(generates=False, embedder=found, body=Body.ENCODER)
+
+
+def longest_text_stated(checkpoint: Path) -> int | None:
+    """The most tokens of a text by the files of sentence-transformers, or else by the tokenizer;
+    None where neither states a number.
+
+    Raises ModelError for a checkpoint whose texts are changed before they are tokenized.
+    """
+    texts = read_json(checkpoint / _TEXTS, dict) or {}
+    if texts.get("do_lower_case"):
+        raise ModelError(f"{_TEXTS} has texts written in lower case, which is not done here")
+    tokenizer = read_json(checkpoint / "tokenizer_config.json", dict) or {}
+    for stated in (texts.get("max_seq_length"), tokenizer.get("model_max_length")):
+        if isinstance(stated, int | float) and 1 <= stated < MOST_STATED:
+            return int(stated)
+    return None
 
 
 def _ranking(config: Mapping[str, Any]) -> Ranking:

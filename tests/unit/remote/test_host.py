@@ -6,16 +6,17 @@ import gc
 import logging
 import socket
 import weakref
+from collections.abc import Callable
 from inspect import signature
 from typing import NoReturn, cast
 
 from engine.api import EngineStopped, Report
-from engine.core.inbox import Inbox
 from engine.core.loop import Deliver
-from engine.core.thread import EngineParts, EngineThread
+from engine.core.thread import EngineThread
+from engine.encoders.thread import EncoderThread
 from engine.process.sockets import FrameBuffer
 from engine.remote.calls import CALLS, Calls
-from engine.remote.host import EngineHost, Outbox, load_and_freeze
+from engine.remote.host import EngineHost, Hosted, Outbox, start_and_freeze
 from engine.remote.wire import CANCEL, CallMessage, Kind, read_frame
 from engine.values.output import OutputEvent
 from engine.values.settings import EngineConfig
@@ -41,14 +42,16 @@ class Name(str):
     """Can be looked for in memory."""
 
 
-def _load(config: EngineConfig, report: Report, inbox: Inbox, deliver: Deliver) -> NoReturn:
+def _start(
+    config: EngineConfig, report: Report, deliver: Deliver, ended: Callable[[], None]
+) -> NoReturn:
     report("it is refused")
     deliver([OutputEvent("a", 0, text="b")])
     raise EngineStopped("no engine")
 
 
 async def test_a_call_that_is_cancelled_before_it_starts_is_forgotten() -> None:
-    host = EngineHost(Sent(), _load)
+    host = EngineHost(Sent(), _start)
     name = Name("abort")
     remembered = weakref.ref(name)
     host.take(CallMessage(1, name, b'["a"]'))
@@ -61,7 +64,7 @@ async def test_a_call_that_is_cancelled_before_it_starts_is_forgotten() -> None:
 
 async def test_events_are_sent_as_they_come_and_a_call_is_answered_once() -> None:
     sent = Sent()
-    host = EngineHost(sent, _load)
+    host = EngineHost(sent, _start)
     host.take(CallMessage(1, "load", Calls.load.json(EngineConfig(""), logging.WARNING)))
     async with asyncio.timeout(SECONDS):
         while Kind.RAISED not in sent.kinds():  # noqa: ASYNC110
@@ -76,7 +79,7 @@ async def _turns() -> None:
 
 async def test_a_call_that_cannot_be_read_fails_alone() -> None:
     sent = Sent()
-    host = EngineHost(sent, _load)
+    host = EngineHost(sent, _start)
     for number, (name, json) in enumerate([("no such call", b"[]"), ("probe", b"{}")]):
         host.take(CallMessage(number, name, json))
     await _turns()
@@ -129,19 +132,22 @@ def test_what_is_sent_after_the_end_of_the_event_loop_is_dropped() -> None:
 def test_the_process_has_the_calls_of_the_table() -> None:
     """With the same parameters and results."""
     for name, call in CALLS.items():
-        method = getattr(EngineHost if name == "load" else EngineThread, name)
-        assert signature(method) == call.signature, name
+        for engine in (EngineThread, EncoderThread):
+            method = getattr(EngineHost if name == "load" else engine, name)
+            assert signature(method) == call.signature, (engine, name)
 
 
 def test_what_a_model_has_loaded_is_not_collected_again() -> None:
-    parts = cast(EngineParts, [[number] for number in range(1000)])
+    engine = cast(Hosted, [[number] for number in range(1000)])
 
-    def load(config: EngineConfig, report: Report, inbox: Inbox, deliver: Deliver) -> EngineParts:
-        return parts
+    def start(
+        config: EngineConfig, report: Report, deliver: Deliver, ended: Callable[[], None]
+    ) -> Hosted:
+        return engine
 
     before = gc.get_freeze_count()
     try:
-        assert load_and_freeze(load, EngineConfig(model=""), print, Inbox(), print) is parts
+        assert start_and_freeze(start, EngineConfig(model=""), print, print, print) is engine
         assert gc.get_freeze_count() >= before + 1000
     finally:
         gc.unfreeze()
