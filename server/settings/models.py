@@ -25,6 +25,7 @@ from pydantic_settings import NoDecode
 from engine.values.settings import (
     DEMO_NAME,
     LEAST_DISK_BYTES,
+    MINILM_NAME,
     SMOLLM2_NAME,
     AdapterConfig,
     DiskCacheConfig,
@@ -37,7 +38,10 @@ from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, go_together
 from server.settings.prompts import PromptFileError, read_prompts
 from server.settings.values import FROM_HOME, Adapters, SettingsModel, Texts
 
-MODEL = "A directory, a Hugging Face repository, smollm2 or rootstock-demo (the embedded model)."
+MODEL = (
+    "A directory, a Hugging Face repository, smollm2, minilm (an embedder) or rootstock-demo (the "
+    "embedded model)."
+)
 NAMES = "The model's name in the API; more than one are aliases. Unset, its own."
 
 _DISK = DiskCacheConfig(directory=Path(), max_bytes=LEAST_DISK_BYTES)
@@ -331,8 +335,8 @@ class PoolSettings(SettingsModel):
 
     model: Annotated[Texts, Section.MODEL] = Field(
         (),
-        description=f"{MODEL} Several are loaded when requests name them. Unset: smollm2 and "
-        "rootstock-demo.",
+        description=f"{MODEL} Several are loaded when requests name them. Unset: smollm2, "
+        "minilm and rootstock-demo.",
     )
     served_model_name: Annotated[Texts, Section.MODEL] = Field((), description=NAMES)
     models: Annotated[
@@ -397,14 +401,15 @@ class ModelsSettings(ConversationSettings, DiskCacheSettings, ResidencySettings,
         return bool(self.model or self.models)
 
     def with_default_models(self) -> Self:
-        """These settings, which name no model, for SmolLM2. The embedded model is the second one,
-        with default settings, and is loaded when a request names it.
+        """These settings, which name no model, for SmolLM2. MiniLM and the embedded model, with
+        default settings, are fetched and loaded when a request names them.
         """
         first = {"model": SMOLLM2_NAME, "served_model_name": self.served_model_name}
-        second = ModelSettings(model=DEMO_NAME).model_dump(
-            exclude={*ResidencySettings.model_fields}
-        )
-        models = [first, second | {"preload": False}]
+        others = [
+            ModelSettings(model=name).model_dump(exclude={*ResidencySettings.model_fields})
+            for name in (MINILM_NAME, DEMO_NAME)
+        ]
+        models = [first, *(other | {"preload": False} for other in others)]
         entries = tuple(map(ModelSettings.model_validate, models))
         return self.model_copy(update={"models": entries, "served_model_name": ()})
 

