@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from engine.mlx_backend.cpu.cascade import WorkList
 from engine.mlx_backend.model.rows import BlockTable
+from engine.mlx_backend.model.work import WorkList
 
 Floats = npt.NDArray[np.floating]
 

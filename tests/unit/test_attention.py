@@ -8,12 +8,13 @@ import numpy.typing as npt
 import pytest
 
 from engine.mlx_backend.cpu import cascade
-from engine.mlx_backend.cpu.cascade import CascadeAttention, plan_work, work_list
+from engine.mlx_backend.cpu.cascade import CascadeAttention, plan_work
 from engine.mlx_backend.cpu.tiles import TILE_KEYS, TILE_SCORES, TWO_STREAM_SCORES, TilePlan
 from engine.mlx_backend.kv.arena import Arena
 from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan, table_width
 from engine.mlx_backend.model.views import BlockAttention, LayerView
+from engine.mlx_backend.model.work import work_list
 from tests.devices import cpu_attention
 from tests.unit import attention_reference as reference
 
