@@ -96,13 +96,13 @@ class LayerArena:
         block_size, dim]` for K and for V. K is as stored: see `rotated`.
         """
         (of_keys, of_values), (keys, values) = self.codecs, heads
-        key_rows = [self._gather(plane, keys) for plane in self._key_planes]
+        key_rows = [self._gather(plane, keys) for plane in self.key_planes]
         if channels := self.heads.key_channels:
             by_channel = key_rows[0].reshape(*keys.shape, channels, self.block_size)
             key_rows[0] = by_channel.swapaxes(-1, -2).reshape(key_rows[0].shape)
         return (
             _decoded(of_keys, key_rows),
-            _decoded(of_values, [self._gather(plane, values) for plane in self._value_planes]),
+            _decoded(of_values, [self._gather(plane, values) for plane in self.value_planes]),
         )
 
     def rotated(self, vectors: mx.array) -> mx.array:
@@ -116,11 +116,11 @@ class LayerArena:
 
         `heads`: indices that `Arena.head_ids` made, of any shape.
         """
-        return StoredBlocks(self._key_planes, self.block_size, heads)
+        return StoredBlocks(self.key_planes, self.block_size, heads)
 
     def value_blocks(self, heads: mx.array) -> StoredBlocks:
         """Blocks of V, as `key_blocks` returns those of K; `heads`: from `Arena.value_heads`."""
-        return StoredBlocks(self._value_planes, self.block_size, heads)
+        return StoredBlocks(self.value_planes, self.block_size, heads)
 
     def blocks(self, ids: mx.array, kept: mx.array | None = None) -> list[mx.array]:
         """Copies of whole blocks as they are stored, `[ids, kv_heads, block_size, width]` of each
@@ -157,8 +157,8 @@ class LayerArena:
         """
         start = first * self.shape.kv_heads * self.block_size
         value_start = start + self.values_at * self.block_size
-        places = [(plane, start) for plane in self._key_planes]
-        places += [(plane, value_start) for plane in self._value_planes]
+        places = [(plane, start) for plane in self.key_planes]
+        places += [(plane, value_start) for plane in self.value_planes]
         for (plane, at), new in zip(places, contents, strict=True):
             if new.size:
                 rows = new.reshape(-1, new.shape[-1])
@@ -184,11 +184,13 @@ class LayerArena:
         self.n_heads = n_heads
 
     @property
-    def _key_planes(self) -> tuple[mx.array, ...]:
+    def key_planes(self) -> tuple[mx.array, ...]:
+        """The planes of K as they are now, to be read within this step."""
         return self.planes[: self._n_planes[0]]
 
     @property
-    def _value_planes(self) -> tuple[mx.array, ...]:
+    def value_planes(self) -> tuple[mx.array, ...]:
+        """The planes of V, as `key_planes` are those of K."""
         return self.planes[-self._n_planes[1] :]
 
     def _put(self, slots: SlotMapping, rows: Sequence[mx.array]) -> None:
