@@ -32,18 +32,18 @@ from engine.core.step import (
     StepPlan,
 )
 from engine.mlx_backend import host
-from engine.mlx_backend.assembly import attentions
+from engine.mlx_backend.assembly import attentions, attentions_to_measure
 from engine.mlx_backend.blas import load_blas
-from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.decode.compiled import CompiledDecode
 from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.kv.shape import LayerShape, token_bytes
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan
-from engine.mlx_backend.model.views import Attention, LayerView, scaled_dot_product_attention
+from engine.mlx_backend.model.views import LayerView, scaled_dot_product_attention
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams
@@ -128,7 +128,7 @@ def attention_cases(sizes: Sizes) -> Cases:
         # The arena, as much that is contiguous, and as much that is gathered.
         arena, spans = _decode(rows, context_tokens, dtype, copies=3)
         steps = {"contiguous": contiguous_stepper([context_tokens] * rows, 1, dtype)} | {
-            one.name: stepper(arena, spans, one, dtype) for one in strategies(dtype)
+            one.name: stepper(arena, spans, one, dtype) for one in attentions_to_measure(dtype)
         }
         return _compared(alternate(steps, sizes.rounds, sizes.case_seconds))
 
@@ -236,12 +236,6 @@ def random(dtype: mx.Dtype, *shape: int) -> mx.array:
     return array
 
 
-def strategies(dtype: mx.Dtype) -> list[Attention]:
-    """The strategies that support the dtype here: on a CPU `cascade` supports only float32."""
-    has_cascade = dtype == mx.float32 or mx.default_device() != mx.cpu
-    return [Attention(), CascadeAttention()] if has_cascade else [Attention()]
-
-
 def stepper(
     arena: Arena, spans: Sequence[TokenSpan], attention: Attention, dtype: mx.Dtype
 ) -> Step:
@@ -253,7 +247,7 @@ def stepper(
     def step() -> mx.array:
         forward = RowGroup(spans, arena)
         output = queries
-        prepared = attention.prepare(forward)
+        prepared = attention.prepare(forward, None)
         for layer in arena.layers:
             view = LayerView(layer, ArenaForward([forward], stands_in=True), None, [prepared])
             keys, values = view.update_and_fetch(new, new)

@@ -33,9 +33,10 @@ def launches(device: Device = DEVICE) -> list[Launch]:
 
 def strategies(device: Device = DEVICE) -> tuple[str, ...]:
     """The attention strategies to run a test under. A GPU never serves `cascade` by default: it
-    computes with products and streams that are a CPU's.
+    computes with products and streams that are a CPU's. On a CPU `paged` is what stands in for its
+    kernel.
     """
-    return ("gather", "cascade") if is_cpu(device) else ("gather",)
+    return ("gather", "cascade", "paged") if is_cpu(device) else ("gather", "paged")
 
 
 def tolerance(on_cpu: float, device: Device = DEVICE) -> float:

@@ -25,8 +25,8 @@ from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
-from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.output.text import NewOutput, detokenizer_factory, output_factory

@@ -15,6 +15,7 @@ from engine.mlx_backend.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.choice import DecodePath, compute_draws
 from engine.mlx_backend.encoders.loading import open_encoder, planned_card
+from engine.mlx_backend.gpu.paged import PagedAttention, as_it_is, smaller_units
 from engine.mlx_backend.kv.formats import dtype_name
 from engine.mlx_backend.kv.shape import token_bytes
 from engine.mlx_backend.kv.storage import Storage
@@ -40,9 +41,9 @@ from engine.mlx_backend.loading.selfcheck import check_bytes, measured_token_byt
 from engine.mlx_backend.loading.workspace import (
     attention_workspace,
 )
+from engine.mlx_backend.model.attention import Attention, RowByRowAttention, gathered_padding_keys
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.patches import rope_digest
-from engine.mlx_backend.model.views import Attention, RowByRowAttention, gathered_padding_keys
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.text.tokenizer import CheckpointTokenizer
@@ -329,7 +330,8 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
 
 def attentions(name: str, loaded: LoadedModel) -> tuple[Attention, ...]:
     """The attentions that may serve under the setting `name`, the preferred one first; the last is
-    the reference. On a GPU `auto` is `gather`, because MLX's own attention is fused there.
+    the reference. On a GPU `auto` is `gather`, because MLX's own attention is fused there. On a CPU
+    it never is `paged`, of which a CPU has only what stands in for the kernel.
 
     Raises ModelError for `cascade` on a GPU.
     """
@@ -342,7 +344,26 @@ def attentions(name: str, loaded: LoadedModel) -> tuple[Attention, ...]:
     key_bytes = sum(layer.read_bytes for layer in loaded.layout.full_layers)
     kind = RowByRowAttention if not is_cpu and mx.cuda.is_available() else Attention
     gather = kind(gathered_padding_keys(loaded.weight_bytes, key_bytes))
-    return (CascadeAttention(), gather) if is_cpu and name != "gather" else (gather,)
+    match name:
+        case "paged":
+            return PagedAttention(gather, smaller_units if is_cpu else as_it_is), gather
+        case "gather":
+            return (gather,)
+        case _:
+            return (CascadeAttention(), gather) if is_cpu else (gather,)
+
+
+def attentions_to_measure(dtype: mx.Dtype) -> list[Attention]:
+    """All attentions that this device runs with K and V of a dtype, the reference first. MLX
+    multiplies blocks in place in float32 alone on a CPU, where `paged` only stands in.
+    """
+    is_cpu = mx.default_device() == mx.cpu
+    found = [gather := Attention()]
+    if dtype == mx.float32 or not is_cpu:
+        found.append(CascadeAttention())
+    if not is_cpu:
+        found.append(PagedAttention(gather, as_it_is))
+    return found
 
 
 def _limit_allocator(opened: OpenedModel, plan: MemoryPlan) -> None:

@@ -295,11 +295,11 @@ class EngineConfig:
         ),
     ] = None
     attention: Annotated[
-        Literal["auto", "gather", "cascade"],
+        Literal["auto", "gather", "cascade", "paged"],
         Setting(
             Section.COMPUTING,
             "How attention reads the blocks; auto is cascade on a CPU (the only device that has "
-            "it), else gather.",
+            "it), else gather. paged reads them in place on a GPU, and is slow on a CPU.",
         ),
     ] = "auto"
     pooling: Annotated[

@@ -7,7 +7,7 @@ import numpy as np
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.model.attention import Attention
 from engine.values.request import Request, SamplingParams
 from engine.values.tokens import pack
 from tests.devices import strategies, tolerance

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from engine.core.step import Decode, ModelRunner, Resample, StepMasks, StepPlan, StepResult
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.decode.compiled import CompiledDecode
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.views import Attention
 from engine.values.output import TokenLogprob
 from engine.values.settings import KVFormat
 from tests.devices import tolerance

@@ -9,17 +9,21 @@ from mlx.nn.layers.base import Module
 from mlx_lm.utils import load_model
 
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.gpu.paged import PagedAttention, as_it_is, smaller_units
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.runner import Launch
 from engine.values.settings import KVFormat
 from tests.checkpoints import FAMILIES, write_family
-from tests.devices import launches, strategies
+from tests.devices import DEVICE, is_cpu, launches, strategies
 from tests.offline import Served, load
 from tests.stored_peer import store_in_format
+
+as_served = smaller_units if is_cpu(DEVICE) else as_it_is
 
 _ATTENTION: dict[str, Callable[[], Attention]] = {
     "gather": Attention,
     "cascade": lambda: CascadeAttention(min_saved_blocks=1),
+    "paged": lambda: PagedAttention(Attention(), as_served, min_saved_blocks=1),
 }
 ATTENTION = {name: _ATTENTION[name] for name in strategies()}
 """The strategies that this device serves with."""
@@ -32,8 +36,12 @@ CASCADED = (
 
 FAST_FAMILIES = {"llama", "qwen3", "qwen3_next", "gemma3_text", "qwen3_q8"}
 
-CASES = [(family, "gather") for family in sorted(FAMILIES)] + [
-    (family, "cascade") for family in CASCADED if "cascade" in strategies()
+FAST_PAGED = {"qwen3", "gemma3_text"}
+"""Full attention, and windows."""
+
+CASES = [
+    *((family, name) for family in sorted(FAMILIES) for name in ("gather", "paged")),
+    *((family, "cascade") for family in CASCADED if "cascade" in strategies()),
 ]
 
 EXACT_CASES = [case for case in CASES if FAMILIES[case[0]].kv_format is KVFormat.AUTO]
@@ -52,10 +60,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def is_fast(item: pytest.Item) -> bool:
-    """Whether the item is of one of FAST_FAMILIES, or of no family."""
+    """Whether the item is of one of FAST_FAMILIES, or of no family. Where attention is `paged`, it
+    is of one of FAST_PAGED, and compares logits or compiled decodes.
+    """
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     names = [value[0] if isinstance(value, tuple) and value else value for value in values]
     families = {name for name in names if isinstance(name, str) and name in FAMILIES}
+    if "paged" in item.name:
+        return families <= FAST_PAGED and item.path.stem in (
+            *("test_logits", "test_exact", "test_compiled", "test_paged"),
+        )
     return families <= FAST_FAMILIES
 
 

@@ -24,7 +24,7 @@ from engine.core.step import (
     StepPlan,
     StepResult,
 )
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler

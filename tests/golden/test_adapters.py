@@ -11,17 +11,17 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx_lm.utils import load_model
 
-from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.loading.adapter_files import WEIGHTS
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import GPU_TOLERANCE
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.model.attention import Attention
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import AdapterConfig, KVFormat
 from engine.values.tokens import pack
 from tests.adapters import adapted_peer, write_adapter
 from tests.checkpoints import FAMILIES, write_family
-from tests.devices import rounding, strategies, tolerance
+from tests.devices import rounding, tolerance
+from tests.golden.conftest import ATTENTION
 from tests.golden.driving import (
     BLOCK_SIZE,
     Driver,
@@ -123,9 +123,9 @@ def test_adapters_say_something_else(adapted: Adapted) -> None:
         assert rms(logits[one], logits[other]) > APART
 
 
-@pytest.mark.parametrize("attention", [Attention, CascadeAttention][: len(strategies())])
+@pytest.mark.parametrize("attention", [*ATTENTION.values()], ids=[*ATTENTION])
 def test_prompts_and_decodes_of_all_in_one_step(
-    adapted: Adapted, attention: Callable[[], Attention | CascadeAttention]
+    adapted: Adapted, attention: Callable[[], Attention]
 ) -> None:
     driver = Driver(adapted.served, attention())
     chosen = ["", WIDE, NARROW, WIDE, "", NARROW]

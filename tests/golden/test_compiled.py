@@ -16,8 +16,8 @@ from engine.core.step import Sampled, StepMasks, StepPlan, StepResult
 from engine.drafts.sources import Draft
 from engine.mlx_backend.decode import choice
 from engine.mlx_backend.decode.choice import DecodePath
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.output import OutputEvent
@@ -56,10 +56,10 @@ GREEDY = SamplingParams(temperature=0, top_logprobs=0)
 DRAWN = SamplingParams(seed=7, top_logprobs=0)
 
 QUICK = {
-    *(("qwen3", "gather"), ("qwen3", "cascade")),
-    *(("gemma3_text", "gather"), ("qwen3_next", "gather")),
+    *(("qwen3", "gather"), ("qwen3", "cascade"), ("qwen3", "paged")),
+    *(("gemma3_text", "gather"), ("gemma3_text", "paged"), ("qwen3_next", "gather")),
 }
-"""Full attention in both ways, windows, and states. The others are slow."""
+"""Full attention in all ways, windows, and states. The others are slow."""
 
 
 def cases(each: Sequence[tuple[str, str]]) -> pytest.MarkDecorator:

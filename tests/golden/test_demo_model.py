@@ -11,7 +11,7 @@ from mlx_lm.utils import load_model
 from transformers import AutoTokenizer
 
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.model.attention import Attention
 from engine.values.request import Request, SamplingParams
 from engine.values.tokens import pack
 from tests.golden.conftest import ATTENTION

@@ -44,7 +44,7 @@ DRAFTED = (
 """All families without recurrent layers: a driver of the runner alone cannot go back."""
 
 CASES = [
-    *((family, "gather") for family in DRAFTED),
+    *((family, name) for family in DRAFTED for name in ("gather", "paged")),
     *((family, "cascade") for family in DRAFTED if (family, "cascade") in SERVED_CASES),
 ]
 

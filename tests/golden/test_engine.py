@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.model.attention import Attention
 from engine.values.request import Request, SamplingParams
 from engine.values.tokens import pack
 from tests.golden.driving import expect_greedy, random_tokens

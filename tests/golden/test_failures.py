@@ -23,7 +23,7 @@ from engine.core.step import (
 from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.kv.shape import SlotMapping
 from engine.mlx_backend.kv.storage import Storage
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.model.attention import Attention
 from engine.values.request import Request, SamplingParams
 from engine.values.tokens import pack
 from tests.golden.compiling import Compiled, Outputs

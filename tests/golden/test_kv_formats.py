@@ -19,7 +19,7 @@ from engine.mlx_backend.loading.format_check import (
     format_check_bytes,
 )
 from engine.mlx_backend.loading.loader import load_weights, open_model
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.model.attention import Attention
 from engine.values.settings import EngineConfig, KVFormat, StateFormat
 from kvstore.types import SlotId
 from tests.checkpoints import FAMILIES, write_family

@@ -13,8 +13,8 @@ from engine.core.step import NO_STEP_MASKS, Late, Resample, Sampled, StepMasks, 
 from engine.grammar.answers import Verdict
 from engine.grammar.phases import grammar_plan
 from engine.mlx_backend.decode.choice import DecodePath
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.views import Attention
 from engine.mlx_backend.runner import Launch
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
 from engine.values.tokens import pack

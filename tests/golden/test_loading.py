@@ -26,9 +26,9 @@ from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.mlx_backend.loading.compiler import Compiler
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import check_bytes, find_execution, longer_by
+from engine.mlx_backend.model.attention import Attention, BlockAttention
 from engine.mlx_backend.model.patches import RowAdapters
 from engine.mlx_backend.model.rows import RowGroup
-from engine.mlx_backend.model.views import Attention, BlockAttention
 from engine.values.request import SamplingParams
 from engine.values.settings import EngineConfig
 from kvstore.ops import TablePatch
@@ -66,7 +66,14 @@ class Forgetful(Module):
 class Blindness(BlockAttention):
     """Attention that pays no attention."""
 
-    def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
+    def attend(
+        self,
+        queries: mx.array,
+        layer: LayerArena,
+        scale: float,
+        window: int | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
         return mx.zeros_like(queries)
 
 
@@ -75,7 +82,7 @@ class Blind(Attention):
 
     name = "blind"
 
-    def prepare(self, group: RowGroup) -> BlockAttention:
+    def prepare(self, group: RowGroup, window: int | None) -> BlockAttention:
         return Blindness()
 
 

@@ -11,9 +11,8 @@ from mlx.nn.layers.base import Module
 from engine.core.step import Prefill, Prefilled, Score
 from engine.mlx_backend.cpu import cascade
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.model.rows import RowGroup, TokenSpan
-from engine.mlx_backend.model.views import Attention
-from engine.mlx_backend.model.work import work_list
+from engine.mlx_backend.model.attention import Attention
+from engine.mlx_backend.model.rows import RowGroup, TokenSpan, work_list
 from tests.devices import cpu_attention, tolerance
 from tests.golden.driving import (
     BLOCK_SIZE,

@@ -21,7 +21,8 @@ from engine.core.step import (
     StepResult,
 )
 from engine.mlx_backend import runner
-from engine.mlx_backend.model.views import Attention, LayerView
+from engine.mlx_backend.model.attention import Attention
+from engine.mlx_backend.model.views import LayerView
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import Request, SamplingParams

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.model.attention import Attention
 from engine.values.request import Pooling, Request, SamplingParams
 from engine.values.tokens import pack
 from tests.devices import tolerance
@@ -24,7 +24,7 @@ GATHERED = ("llama", "qwen3_4bit", "gemma3_text", "qwen3_next", "falcon_h1")
 """With weights of four bits, windows, and recurrent states."""
 
 POOLED = [
-    *((family, "gather") for family in GATHERED),
+    *((family, name) for family in GATHERED for name in ("gather", "paged")),
     *(
         (family, "cascade")
         for family in ("llama", "qwen3", "gemma3_text", "deepseek_v3")

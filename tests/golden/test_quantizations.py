@@ -12,7 +12,7 @@ from mlx_lm.utils import load_model
 
 from engine.api import ModelError
 from engine.mlx_backend.loading.loader import open_model
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.model.attention import Attention
 from engine.values.request import Request, SamplingParams
 from engine.values.tokens import pack
 from measuring.random_checkpoint import random_model

@@ -18,7 +18,7 @@ from engine.core.step import (
     SequenceId,
     StepPlan,
 )
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import SamplingParams

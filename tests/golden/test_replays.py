@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.model.attention import Attention
 from engine.values.request import Request, SamplingParams
 from engine.values.tokens import pack
 from tests.answering import (

@@ -8,7 +8,7 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.core.sequence import Step
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.runner import Launch
 from engine.values.request import Request, SamplingParams
 from engine.values.tokens import pack

@@ -17,11 +17,11 @@ from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.memory import MemoryPlan, footprint
 from engine.mlx_backend.loading.selfcheck import install_patches, measured_token_bytes
 from engine.mlx_backend.loading.workspace import AttentionWorkspace
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.patches import RowAdapters
 from engine.mlx_backend.model.rows import TokenSpan
-from engine.mlx_backend.model.views import Attention
 from engine.values.settings import EngineConfig
 from kvstore.ops import TablePatch
 from kvstore.sizes import StateCounts, StorageSizes, WindowSize

@@ -24,11 +24,12 @@ from engine.mlx_backend.loading.workspace import (
     AttentionWorkspace,
     attention_workspace,
 )
+from engine.mlx_backend.model.attention import Attention, RowByRowAttention
 from engine.mlx_backend.model.batching import LADDER, Batching
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.patches import OutputHead, install_output_head
 from engine.mlx_backend.model.rows import TokenSpan
-from engine.mlx_backend.model.views import Attention, RowByRowAttention, install_attention
+from engine.mlx_backend.model.views import install_attention
 from engine.values.settings import EngineConfig, KVFormat
 from kvstore.sizes import StorageSizes
 from measuring.random_checkpoint import CONFIGS, random_model

@@ -3,8 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from engine.mlx_backend.model.rows import BlockTable
-from engine.mlx_backend.model.work import WorkList
+from engine.mlx_backend.model.rows import BlockTable, WorkList
 
 Floats = npt.NDArray[np.floating]
 

@@ -12,9 +12,9 @@ from engine.mlx_backend.cpu.cascade import CascadeAttention, plan_work
 from engine.mlx_backend.cpu.tiles import TILE_KEYS, TILE_SCORES, TWO_STREAM_SCORES, TilePlan
 from engine.mlx_backend.kv.arena import Arena
 from engine.mlx_backend.kv.shape import LayerShape
-from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan, table_width
-from engine.mlx_backend.model.views import BlockAttention, LayerView
-from engine.mlx_backend.model.work import work_list
+from engine.mlx_backend.model.attention import BlockAttention
+from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan, table_width, work_list
+from engine.mlx_backend.model.views import LayerView
 from tests.devices import cpu_attention
 from tests.unit import attention_reference as reference
 
@@ -35,7 +35,7 @@ def streams() -> tuple[mx.Stream, mx.Stream]:
     return mx.default_stream(device), mx.new_stream(device)
 
 
-def view_of(group: RowGroup, attention: BlockAttention) -> LayerView:
+def view_of(group: RowGroup, attention: BlockAttention | None) -> LayerView:
     """The view of an arena's first layer in a forward of one group."""
     forward = ArenaForward([group], stands_in=False)
     return LayerView(group.arena.layers[0], forward, None, [attention])
@@ -152,7 +152,9 @@ def test_the_cascade_does_what_the_numpy_reference_does(
     queries = mx.random.normal((6, 2, 2, 16), key=mx.random.key(1))
     (only,) = arena.layers
     plan = plan_work(arena, forward.host_table, last_stops(forward), work, streams())
-    found = plan.attend(queries.reshape(6, HEADS, 1, 16), only).reshape(6, 2, 2, -1)
+    found = plan.attend(queries.reshape(6, HEADS, 1, 16), only, scale=1.0)
+    assert found is not None
+    found = found.reshape(6, 2, 2, -1)
     keys, values = (np.array(array) for array in only.blocks(mx.arange(arena.n_blocks)))
     expected = reference.attention(np.array(queries), keys, values, forward.host_table, work)
     np.testing.assert_allclose(np.array(found), expected, atol=1e-5)
@@ -181,7 +183,7 @@ def test_each_of_a_rows_tokens_sees_what_comes_before_it(
         mx.random.normal((rows, heads, length, dim), key=mx.random.key(seed))
         for seed, (heads, dim) in enumerate([(HEADS, 16), (2, 16), (2, value_dim)])
     )
-    view = view_of(forward, CascadeAttention(min_saved_blocks).prepare(forward))
+    view = view_of(forward, CascadeAttention(min_saved_blocks).prepare(forward, None))
     fetched = view.update_and_fetch(keys, values)
     found = view.attend(queries, *fetched, 0.25, view.make_mask(length))
     mask = forward.mask()

@@ -5,8 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.mlx_backend.model.rows import BlockTable
-from engine.mlx_backend.model.work import SharedPrefix, WorkList, shared_prefixes, work_list
+from engine.mlx_backend.model.rows import (
+    BlockTable,
+    SharedPrefix,
+    WorkList,
+    shared_prefixes,
+    work_list,
+)
 
 BLOCK_SIZE = 4
 BLANK = 99

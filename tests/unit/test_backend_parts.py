@@ -27,9 +27,9 @@ from engine.mlx_backend.environment import (
 from engine.mlx_backend.host import device_memory_bytes
 from engine.mlx_backend.loading.checkpoint import max_context_tokens
 from engine.mlx_backend.loading.locate import fetch_checkpoint, find_checkpoint
+from engine.mlx_backend.model.attention import gathered_padding_keys
 from engine.mlx_backend.model.batching import ForwardCost, group_by_length, padded
 from engine.mlx_backend.model.rows import TokenSpan
-from engine.mlx_backend.model.views import gathered_padding_keys
 from engine.values.settings import EngineConfig
 
 

@@ -12,8 +12,8 @@ from engine.mlx_backend.decode.choice import HALF_TOLERANCE, STEPS, DecodePath, 
 from engine.mlx_backend.decode.compiled import CompiledDecode
 from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.loading.selfcheck import tolerance
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.views import Attention
 from engine.values.stats import DecodeStats
 from tests.checkpoints import SHALLOW, write_family
 from tests.offline import Room, cached_model, load

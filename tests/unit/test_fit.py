@@ -26,7 +26,7 @@ from engine.mlx_backend.loading.workspace import (
     AttentionWorkspace,
     attention_workspace,
 )
-from engine.mlx_backend.model.views import Attention
+from engine.mlx_backend.model.attention import Attention
 from engine.values.settings import EngineConfig
 from engine.values.stats import ModelMemory
 from kvstore.sizes import StateCounts

@@ -305,6 +305,15 @@ def test_keys_that_are_rotated_in_another_way_are_other_software(
     assert rope_digest() != before
 
 
+def cascade(group: RowGroup, queries: mx.array, min_saved_blocks: int = 384) -> mx.array:
+    """The attention `cascade` of scaled queries in the arena's only layer."""
+    plan = CascadeAttention(min_saved_blocks).prepare(group, None)
+    assert plan is not None
+    found = plan.attend(queries, group.arena.layers[0], scale=1.0)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("format", ALL)
 @pytest.mark.parametrize("heads", [2, 6, 12])
 @pytest.mark.parametrize("dim", [64, 96, 128])
@@ -329,9 +338,8 @@ def test_blocks_read_in_place_give_what_gathered_ones_do(
         queries, keys, values, scale=1.0, mask=group.mask()
     )
     for saved_blocks in (1, 1000):
-        plan = CascadeAttention(min_saved_blocks=saved_blocks).prepare(group)
-        assert plan is not None
-        assert np.allclose(plan.attend(queries, layer), expected, atol=2e-5)
+        found = cascade(group, queries, saved_blocks)
+        assert np.allclose(found, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("format", ALL)
@@ -349,8 +357,7 @@ def test_rows_of_very_unlike_lengths_attend_each_to_their_own(format: KVFormat) 
     expected = mx.fast.scaled_dot_product_attention(
         queries, keys, values, scale=1.0, mask=group.mask()
     )
-    plan = CascadeAttention().prepare(group)
-    assert np.allclose(plan.attend(queries, layer), expected, atol=2e-5)
+    assert np.allclose(cascade(group, queries), expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -358,14 +365,12 @@ def test_rows_of_very_unlike_lengths_attend_each_to_their_own(format: KVFormat) 
 @pytest.mark.skipif(not is_cpu(DEVICE), reason="cascade is for CPUs")
 def test_attention_to_few_blocks_takes_no_memory_for_the_others(format: KVFormat, dim: int) -> None:
     arena = Arena([shape(format, dim)], n_blocks=4096, block_size=32)
-    [layer] = arena.layers
     group = RowGroup([TokenSpan(40, 1, np.array([3, 9], np.uint32))], arena)
     queries = mx.random.normal((1, 2, 1, dim))
-    plan = CascadeAttention().prepare(group)
-    mx.eval(plan.attend(queries, layer))
+    mx.eval(cascade(group, queries))
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    mx.eval(plan.attend(queries, layer))
+    mx.eval(cascade(group, queries))
     assert mx.get_peak_memory() - before < 1 << 20
 
 

@@ -44,8 +44,8 @@ def test_a_cpu_runs_under_both_launches_and_a_gpu_under_the_one_that_serves() ->
 
 
 def test_a_gpu_runs_no_attention_of_a_cpu() -> None:
-    assert strategies(CPU) == ("gather", "cascade")
-    assert strategies(GPU) == ("gather",)
+    assert strategies(CPU) == ("gather", "cascade", "paged")
+    assert strategies(GPU) == ("gather", "paged")
 
 
 def test_a_gpu_is_held_to_the_tolerance_of_the_check_at_load() -> None:

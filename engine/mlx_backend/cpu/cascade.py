@@ -20,11 +20,12 @@ from engine.mlx_backend.cpu.products import key_products, value_sums
 from engine.mlx_backend.cpu.tiles import HIDDEN, PartialAttention, TilePlan
 from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.kv.shape import Heads
+from engine.mlx_backend.model.attention import Attention, BlockAttention, PrepareDecodeRows
 from engine.mlx_backend.model.batching import group_by_length
-from engine.mlx_backend.model.rows import BlockTable, RowGroup
-from engine.mlx_backend.model.views import Attention, BlockAttention, PrepareDecodeRows
-from engine.mlx_backend.model.work import (
+from engine.mlx_backend.model.rows import (
+    BlockTable,
     Counts,
+    RowGroup,
     WorkList,
     common_prefixes,
     shared_prefixes,
@@ -179,14 +180,20 @@ class CascadeAttention(Attention):
         self._min_saved_blocks = min_saved_blocks
         self._streams = mx.default_stream(mx.default_device()), mx.new_stream(mx.default_device())
 
-    def prepare(self, group: RowGroup) -> BlockAttention:
+    def prepare(self, group: RowGroup, window: int | None) -> BlockAttention | None:
+        if window is not None:
+            return None
         if group.length > SHORT_TOKENS:
             return TilePlan(group, self._streams)
         starts, stops, table = group.starts_host, group.stops_host, group.host_table
         work = work_list(table, starts, stops, group.arena.block_size, self._min_saved_blocks)
         return plan_work(group.arena, table, group.last_seen + 1, work, self._streams)
 
-    def prepare_decode(self, rows: int, width: int, arena: Arena) -> PrepareDecodeRows:
+    def prepare_decode(
+        self, rows: int, width: int, arena: Arena, window: int | None, sizes: tuple[int, ...]
+    ) -> PrepareDecodeRows | None:
+        if window is not None:
+            return None
         lines, size = np.arange(rows, dtype=np.int32), arena.block_size
         kinds = {layer.shape.kv_heads for layer in arena.layers}
         # Constants of the trace: evaluated here, or each step would compute them again.
@@ -194,7 +201,7 @@ class CascadeAttention(Attention):
         positions = mx.arange(width * size).reshape(width, 1, 1, size)
         mx.eval(indices, positions)
 
-        def prepare(group: RowGroup) -> BlockAttention:
+        def prepare(group: RowGroup, work: Sequence[mx.array]) -> BlockAttention:
             bias = mx.where(positions <= group.starts[:, None, None, None, None], 0.0, HIDDEN)
             passes = [BlockPass(group.table, indices.__getitem__, bias)]
             return CascadePlan(group.arena, passes, self._streams)
@@ -290,11 +297,20 @@ class CascadePlan(BlockAttention):
         self._merge = merge
         self._reads = dict[Heads, list[Sequence[BlockReads]]]()
 
-    def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
+    def attend(
+        self,
+        queries: mx.array,
+        layer: LayerArena,
+        scale: float,
+        window: int | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array | None:
+        if window is not None or sinks is not None:
+            return None
         rows, heads, length, key_dim = queries.shape
         kv_heads = layer.shape.kv_heads
         n = heads // kv_heads * length
-        by_head = queries.reshape(rows * kv_heads, n, key_dim)
+        by_head = (queries * scale).reshape(rows * kv_heads, n, key_dim)
         reads = self.reads_of(layer)
         partials = [self._attend(by_head, layer, own) for own in reads[: self._n_private]]
         for item, shared in zip(self._shared, reads[self._n_private :], strict=True):

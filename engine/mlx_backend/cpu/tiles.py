@@ -18,8 +18,8 @@ import mlx.core as mx
 
 from engine.mlx_backend.cpu.exponential import softmax_exp
 from engine.mlx_backend.kv.arena import LayerArena
+from engine.mlx_backend.model.attention import BlockAttention
 from engine.mlx_backend.model.rows import RowGroup, table_width
-from engine.mlx_backend.model.views import BlockAttention
 from kvstore.pool import blocks_for
 
 HIDDEN = -1e30
@@ -104,10 +104,19 @@ class TilePlan(BlockAttention):
         self._streams = streams
         self._tiles: dict[tuple[int, int], list[Tile]] = {}
 
-    def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
+    def attend(
+        self,
+        queries: mx.array,
+        layer: LayerArena,
+        scale: float,
+        window: int | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array | None:
+        if window is not None or sinks is not None:
+            return None
         rows, heads, length, key_dim = queries.shape
         kv_heads = layer.shape.kv_heads
-        by_head = queries.reshape(rows, kv_heads, heads // kv_heads, length, key_dim)
+        by_head = (queries * scale).reshape(rows, kv_heads, heads // kv_heads, length, key_dim)
         outputs = [self._attend_row(of_row, row, layer) for row, of_row in enumerate(by_head)]
         return mx.stack(outputs).astype(queries.dtype).reshape(rows, heads, length, -1)
 

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from engine.mlx_backend.batch import BatchRow
 from engine.mlx_backend.kv.arena import Arena
-from engine.mlx_backend.model.rows import pad_tables, table_width
+from engine.mlx_backend.model.attention import Attention, ListedWork
+from engine.mlx_backend.model.rows import BlockTable, pad_tables, table_width
 from kvstore.window import first_needed
 
 LEAST_WIDTH = 4
@@ -61,6 +62,7 @@ class DecodeBatch:
     `[size, width]`, padded with its blank block; `first_keys`: for each arena the position of a
     row's first key, `[size]`. `positions`: of the tokens to compute; `advance`: how far a step
     moves them. Both int32 `[size]`. `begun`: for each arena the blocks that the tokens begin.
+    `work`: for each arena the list of its attention; None where it needs none.
     """
 
     def __init__(
@@ -69,9 +71,11 @@ class DecodeBatch:
         size: int,
         groups: Sequence[GroupTables],
         adapters: mx.array | None,
+        attention: Attention,
     ) -> None:
         """`adapters`: `[size]`, as `RowAdapters.using` takes them; None where no row takes any."""
         self.adapters = adapters
+        self._attention = attention
         self.rows = list(rows)
         self.size = size
         self._groups = groups
@@ -83,19 +87,34 @@ class DecodeBatch:
         self.first_keys = list[mx.array]()
         # For each arena the entry of each row's table that its line begins with.
         self._firsts = [[group.first(position) for position in self._next] for group in groups]
+        self.work = list[ListedWork | None]()
+        self._shared = list[list[bytes]]()  # for each arena what rows' tables must begin with
         for group, firsts in zip(groups, self._firsts, strict=True):
-            lines = [group.line(row) for row in rows]
-            width = width_bucket(max(map(len, lines)))
-            padding = [np.array([group.arena.scratch], np.uint32)] * (size - len(rows))
-            table = pad_tables([*lines, *padding], group.arena.blank, width)
-            self.tables.append(mx.array(table))
+            width = width_bucket(max(len(group.line(row)) for row in rows))
+            self.tables.append(mx.array(self._table(group, width)))
             self.first_keys.append(self._first_keys(firsts))
+            self.work.append(None)
+            self._shared.append([])
+        for index in range(len(groups)):
+            self._list_work(index)
         self.begun = self._begun()
 
     @property
     def widths(self) -> tuple[int, ...]:
         """The width of each arena's tables, in blocks."""
         return tuple(table.shape[1] for table in self.tables)
+
+    @property
+    def work_sizes(self) -> tuple[tuple[int, ...], ...]:
+        """The sizes of each arena's list of work."""
+        return tuple(() if work is None else work.sizes for work in self.work)
+
+    def work_ahead(self, widths: Sequence[int]) -> list[ListedWork | None]:
+        """The lists of work for tables of these widths, when each row is half a block further."""
+        return [
+            self._listed(group, width, self._block_size // 2)
+            for group, width in zip(self._groups, widths, strict=True)
+        ]
 
     def widths_ahead(self) -> tuple[int, ...]:
         """The widths that the tables need when each row is half a block further."""
@@ -158,9 +177,38 @@ class DecodeBatch:
                 for row in changed:
                     firsts[row] = group.first(self._next[row])
                 self.first_keys[index] = self._first_keys(firsts)
+            for row, line in zip(changed, lines, strict=True):
+                # A row may have been given the block of another that is equal.
+                if not line.tobytes().startswith(self._shared[index][row]):
+                    self._list_work(index)
+                    break
         for row in changed:
             self._versions[row] = self.rows[row].tables.version
         return True
+
+    def _table(self, group: GroupTables, width: int) -> BlockTable:
+        """The tables of all lines."""
+        padding = [np.array([group.arena.scratch], np.uint32)] * (self.size - len(self.rows))
+        lines = [group.line(row) for row in self.rows]
+        return pad_tables([*lines, *padding], group.arena.blank, width)
+
+    def _list_work(self, index: int) -> None:
+        """List the work of an arena's attention anew."""
+        group, width = self._groups[index], self.widths[index]
+        work = self.work[index] = self._listed(group, width)
+        shared = [0] * len(self.rows) if work is None else work.shared[: len(self.rows)].tolist()
+        self._shared[index] = [
+            group.line(row)[:n_blocks].tobytes()
+            for row, n_blocks in zip(self.rows, shared, strict=True)
+        ]
+
+    def _listed(self, group: GroupTables, width: int, ahead: int = 0) -> ListedWork | None:
+        """The list of work for tables of that width, with each row `ahead` tokens further."""
+        if not group.arena.layers:
+            return None
+        n_blocks = self._padded([group.n_blocks(position + ahead) for position in self._next])
+        table = self._table(group, width)
+        return self._attention.list_work(table, np.maximum(n_blocks, 1), group.arena, group.window)
 
     def _begun(self) -> list[list[int]]:
         begun = [row for row in self.rows if not row.position % self._block_size]

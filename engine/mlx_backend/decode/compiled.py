@@ -27,6 +27,7 @@ from engine.api import one_line
 from engine.mlx_backend.batch import BatchRow
 from engine.mlx_backend.decode.batch import DecodeBatch, GroupTables, row_bucket, width_bucket
 from engine.mlx_backend.kv.layout import ChunkedCacheSpec
+from engine.mlx_backend.model.attention import ListedWork
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.patches import TransposedWeights
 from engine.mlx_backend.model.rows import ArenaForward, DecodeRows, pad_tables
@@ -93,8 +94,10 @@ class CompiledDraws:
         return Draw(*trace(logits, params))
 
 
-Shape: TypeAlias = tuple[int, tuple[int, ...], bool]
-"""The shape of a step: its lines, the widths of its tables, whether any row takes an adapter."""
+Shape: TypeAlias = tuple[int, tuple[int, ...], bool, tuple[tuple[int, ...], ...]]
+"""The shape of a step: its lines, the widths of its tables, whether any row takes an adapter, the
+sizes of its lists of work.
+"""
 
 Outputs: TypeAlias = tuple[mx.array, mx.array, list[mx.array], list[mx.array]]
 """Logits `[lines, vocabulary]`, the next positions, the pools, the states."""
@@ -139,6 +142,7 @@ class CompiledDecode:
         self._traces = Traces[Shape, Callable[..., Outputs]]()
         self._wanted = Counter[Shape]()
         self._batch: DecodeBatch | None = None
+        self._ahead: tuple[DecodeBatch, tuple[int, ...]] | None = None  # what was traced ahead last
         # What it compiles must not refer to it. Else its traces, and the storage of a rehearsal,
         # would stay until the garbage collector comes.
         self._clear = self._new_clear()
@@ -155,8 +159,12 @@ class CompiledDecode:
         try:
             logits, reason = self._forward(rows, tokens)
         except Exception as error:  # a model may raise anything while it is traced
-            self.give_up(error)
-            logits, reason = None, self.problem
+            if self._model.execution.attention.give_up(error):
+                self.forget_traces()
+                logits, reason = None, "another attention serves from now on"
+            else:
+                self.give_up(error)
+                logits, reason = None, self.problem
         self.steps[reason] += 1
         if logits is None:
             self._batch = None
@@ -173,6 +181,7 @@ class CompiledDecode:
         """Drop what is traced, because the arena's planes have changed their shapes."""
         self._traces.clear()
         self._wanted.clear()
+        self._ahead = None
         self._clear = self._new_clear()
 
     def trace_ahead(self) -> None:
@@ -182,13 +191,18 @@ class CompiledDecode:
         widths = batch.widths_ahead()
         if widths == batch.widths:
             return
-        shape = batch.size, widths, batch.adapters is not None
-        if shape not in self._traces:
-            with suppress(Exception):  # it is reported when the shape is needed
+        if self._ahead == (batch, widths):
+            return
+        self._ahead = batch, widths
+        with suppress(Exception):  # it is reported when the shape is needed
+            work = batch.work_ahead(widths)
+            sizes = tuple(() if own is None else own.sizes for own in work)
+            shape = batch.size, widths, batch.adapters is not None, sizes
+            if shape not in self._traces:
                 trace = self._traces.use(shape, self._new_trace)
                 tables = [mx.zeros((batch.size, width), mx.uint32) for width in widths]
                 tokens = mx.zeros(batch.size, mx.uint32)
-                self._call(trace, batch, tokens, tables, self._slots(batch))
+                self._call(trace, batch, tokens, tables, work, self._slots(batch))
 
     def _forward(
         self, rows: Sequence[BatchRow], tokens: Callable[[int], mx.array]
@@ -206,15 +220,16 @@ class CompiledDecode:
                 self._refusal = list(rows), reason, REFUSED_STEPS
                 return None, reason
             adapters = self._adapters(rows, lines)
-            batch = self._batch = DecodeBatch(rows, lines, self._groups, adapters)
-        shape = batch.size, batch.widths, batch.adapters is not None
+            attention = self._model.execution.attention
+            batch = self._batch = DecodeBatch(rows, lines, self._groups, adapters, attention)
+        shape = batch.size, batch.widths, batch.adapters is not None, batch.work_sizes
         if (trace := self._trace(shape)) is None:
             return None, "a shape that is new"
         if any(batch.begun):
             self._clear_begun(batch.begun)
         slots = self._slots(batch)
         logits, positions, pools, states = self._call(
-            trace, batch, tokens(batch.size), batch.tables, slots
+            trace, batch, tokens(batch.size), batch.tables, batch.work, slots
         )
         self._put_pools(pools)
         batch.move(positions)
@@ -236,6 +251,7 @@ class CompiledDecode:
         batch: DecodeBatch,
         tokens: mx.array,
         tables: list[mx.array],
+        work: Sequence[ListedWork | None],
         slots: Sequence[SlotId],
     ) -> Outputs:
         return trace(
@@ -244,6 +260,7 @@ class CompiledDecode:
             batch.advance,
             tables,
             batch.first_keys,
+            [[] if own is None else list(own.arrays) for own in work],
             [] if batch.adapters is None else [batch.adapters],
             self._pools(),
             self._model.storage.states.read(slots) if slots else [],
@@ -287,15 +304,15 @@ class CompiledDecode:
         return self._traces.use(shape, self._new_trace)
 
     def _new_trace(self, shape: Shape) -> Callable[..., Outputs]:
-        this, (lines, widths, _) = weakref.proxy(self), shape
+        this, (lines, widths, _, sizes) = weakref.proxy(self), shape
         model, groups = self._model, self._groups
-        batching = model.execution.batching
-        full = groups[0].arena
-        attention = (
-            model.execution.attention.prepare_decode(lines, widths[0], full)
-            if full.layers
+        batching, attention = model.execution.batching, model.execution.attention
+        prepared = [
+            attention.prepare_decode(lines, width, group.arena, group.window, own_sizes)
+            if group.arena.layers
             else None
-        )
+            for group, width, own_sizes in zip(groups, widths, sizes, strict=True)
+        ]
 
         def step(
             tokens: mx.array,
@@ -303,6 +320,7 @@ class CompiledDecode:
             advance: mx.array,
             tables: list[mx.array],
             first_keys: list[mx.array],
+            work: list[list[mx.array]],
             adapters: list[mx.array],
             pools: list[mx.array],
             states: list[mx.array],
@@ -315,10 +333,13 @@ class CompiledDecode:
                 group.window: ArenaForward([own], batching.stands_in, batching.masks_by_head)
                 for group, own in zip(groups, rows, strict=True)
             }
-            by_group = [None if attention is None else attention(rows[0])]
+            attentions = {
+                group.window: [None if prepare is None else prepare(of, own)]
+                for group, prepare, of, own in zip(groups, prepared, rows, work, strict=True)
+            }
             adapted = model.execution.adapters.using(adapters[0] if adapters else None)
             with this._holding(pools), model.rotary(), this._weights.used(lines), adapted:
-                views = ForwardViews(model.layout, forwards, by_group, states)
+                views = ForwardViews(model.layout, forwards, attentions, states)
                 ids = tokens.astype(mx.int32)[:, None]
                 logits: mx.array = model.model(ids, cache=views.trees)
                 logits = logits.reshape(lines, -1)

@@ -70,7 +70,7 @@ class DeviceKernel(PagedKernel):
         """The second pass; see `PagedKernel.merge`."""
         rows, heads, width, _ = queries.shape
         of_sinks = step.work.parts if sinks is None else padded(sinks, mx.float32)
-        [output] = self._merge(
+        found: list[mx.array] = self._merge(
             inputs=[
                 *partials,
                 step.work.first_parts,
@@ -83,7 +83,7 @@ class DeviceKernel(PagedKernel):
             output_shapes=[(rows, heads, width, self.kind.value_dim)],
             output_dtypes=[queries.dtype],
         )
-        return output
+        return found[0]
 
 
 def _planes(planes: Sequence[mx.array]) -> tuple[mx.array, mx.array]:

@@ -151,7 +151,7 @@ def kind_of(
     if dtype not in _NUMBERS:
         raise Uncovered(f"its queries are {dtype_name(dtype)}")
     for dim in (shape.key_dim, shape.value_dim):
-        if not 32 <= dim <= 256:
+        if not 16 <= dim <= 256:
             raise Uncovered(f"vectors of {dim} numbers")
     if not shape.kv_heads or heads % shape.kv_heads:
         raise Uncovered(f"{heads} query heads for {shape.kv_heads} KV heads")

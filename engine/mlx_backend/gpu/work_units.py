@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.mlx_backend.gpu.kind import Kind
-from engine.mlx_backend.model.rows import BlockTable
-from engine.mlx_backend.model.work import Counts, work_list
+from engine.mlx_backend.model.rows import BlockTable, Counts, work_list
 
 Ints = npt.NDArray[np.int32]
 
@@ -92,7 +91,10 @@ def make_units(
     saves fewer than `min_saved_blocks` block reads is read by each row alone.
     """
     n_rows, size = len(table), kind.block_size
-    order = np.lexsort(table.T[::-1]).astype(np.int32)
+    # Any order of bytes has rows with a common prefix next to each other; lexsort takes 20 times as
+    # long, because it sorts by one entry after another.
+    contents = [line.tobytes() for line in table]
+    order = np.array(sorted(range(n_rows), key=contents.__getitem__), np.int32)
     items = work_list(table[order], starts[order], stops[order], size, min_saved_blocks)
     most = (-(-stops // size) if most_blocks is None else most_blocks)[order]
     row, rows, first, blocks = (items[name] for name in ("row", "rows", "block", "blocks"))

@@ -35,7 +35,7 @@ class LayerArena:
     `planes` are the arrays that hold them, as vectors that a slot mapping indexes: those of K, and
     then those of V. Where K and V are alike they share their planes, all of K before all of V: one
     operation then writes or reads both. `codecs`: how K, and V, is stored; None: as the model
-    computes it.
+    computes it. `query_heads`: of the queries that attended to it last; 0: none have yet.
     """
 
     __slots__ = (
@@ -47,6 +47,7 @@ class LayerArena:
         "heads",
         "n_heads",
         "planes",
+        "query_heads",
         "shape",
     )
 
@@ -58,6 +59,7 @@ class LayerArena:
         self.codecs = [None if codec.is_plain else codec for codec in shape.codecs]
         self._n_planes = [len(codec.planes) for codec in shape.codecs]  # of K and of V
         self._is_rotated = shape.is_rotated
+        self.query_heads = 0
         self._is_checked = False  # whether the model has written arrays of the right shape
         n_slots, parts = self.n_heads * block_size, shape.parts
         if self.heads.share_plane:

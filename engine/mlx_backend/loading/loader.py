@@ -33,10 +33,10 @@ from engine.mlx_backend.loading.weights import (
     own_arrays,
     to_float32,
 )
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import HIDDEN_STATES, Execution, Pooler
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters
-from engine.mlx_backend.model.views import Attention
 from engine.values.model import Embedder, Reranker, TemplateKind
 from engine.values.settings import AdapterConfig, KVFormat, StateFormat
 from engine.values.stats import readable_bytes

@@ -20,6 +20,7 @@ from engine.mlx_backend.batch import SequenceTables
 from engine.mlx_backend.kv.layout import RUN_ERRORS, Layout
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.memory import activation_bytes, footprint
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.patches import (
@@ -29,7 +30,7 @@ from engine.mlx_backend.model.patches import (
     install_output_head,
 )
 from engine.mlx_backend.model.rows import TokenSpan
-from engine.mlx_backend.model.views import Attention, install_attention
+from engine.mlx_backend.model.views import install_attention
 from engine.values.settings import KVFormat
 from kvstore.lease import Lease
 from kvstore.ops import ReadBlock, StepOp, StorageOp, When

@@ -6,8 +6,8 @@ import mlx.core as mx
 
 from engine.mlx_backend.host import FusedAttention
 from engine.mlx_backend.kv.layout import Layout
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.batching import FORWARD_TOKENS
-from engine.mlx_backend.model.views import Attention
 from engine.values.settings import EngineConfig
 from kvstore.window import lease_slots
 

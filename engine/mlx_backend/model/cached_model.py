@@ -14,6 +14,7 @@ from mlx.nn.layers.base import Module
 from engine.core.step import SequenceId, Vector
 from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.batching import (
     FORWARD_TOKENS,
     Batching,
@@ -23,7 +24,7 @@ from engine.mlx_backend.model.batching import (
 )
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters, shared_tables
 from engine.mlx_backend.model.rows import TokenSpan
-from engine.mlx_backend.model.views import Attention, state_slots, views_of
+from engine.mlx_backend.model.views import state_slots, views_of
 from engine.values.request import Pooling
 
 

@@ -1,13 +1,11 @@
-"""The views that an unmodified mlx-lm model is given in place of its own caches, and attention.
+"""The views that an unmodified mlx-lm model is given in place of its own caches.
 
 A view has the methods of mlx-lm's caches that a model calls during a forward, and is backed by the
 arena. It lives no longer than the forward, because it refers to the arena's arrays (see
 `kv/arena.py`).
 """
 
-import math
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -17,7 +15,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import base
 from mlx_lm.models.cache import ArraysCache
 
-from engine.mlx_backend.kv.arena import Arena, LayerArena
+from engine.mlx_backend.kv.arena import LayerArena
 from engine.mlx_backend.kv.layout import (
     ChunkedCacheSpec,
     Layout,
@@ -26,102 +24,13 @@ from engine.mlx_backend.kv.layout import (
     UnusedSpec,
 )
 from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.model.attention import Attention, BlockAttention
 from engine.mlx_backend.model.batching import Batching, ForwardBatch
-from engine.mlx_backend.model.rows import ArenaForward, BlockTable, RowGroup, TokenSpan
+from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan
 from kvstore.types import SlotId
 from kvstore.window import first_needed
 
-KEY_READS = 4
-"""A gathered key is read, written, and read again by the product."""
-
 _model_attention: Callable[..., mx.array] = base.scaled_dot_product_attention
-
-
-class BlockAttention(ABC):
-    """Attention of a row group's queries to its blocks, prepared once for all layers."""
-
-    @abstractmethod
-    def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
-        """Causal attention of scaled `queries`, `[rows, heads, length, key_dim]`, to all keys of
-        their rows; `[rows, heads, length, value_dim]` in the dtype of the queries.
-        """
-
-
-PrepareDecodeRows: TypeAlias = Callable[[RowGroup], BlockAttention]
-"""Prepares the attention of a row group that is being traced."""
-
-
-class Attention:
-    """How a forward's queries attend to the blocks. This is the reference, `gather`, for any
-    device: all rows' blocks are gathered, padded to the longest row, for the model's own attention.
-
-    `gathered_copies`: the largest number of copies, held at once, of the K and V that a layer
-    gathers. `padding_keys`: padding rows by this many keys costs as much as one more forward.
-    """
-
-    name = "gather"
-    gathered_copies = 1
-
-    def __init__(self, padding_keys: float = math.inf) -> None:
-        self.padding_keys = padding_keys
-
-    def prepare(self, group: RowGroup) -> BlockAttention | None:
-        """Prepare causal attention of a row group. None: the model's own attention computes it."""
-        return None
-
-    def prepare_decode(self, rows: int, width: int, arena: Arena) -> PrepareDecodeRows | None:
-        """Prepare a decode step that is traced with tables of `width` blocks, as far as it does not
-        depend on the step's inputs. None: the model's own attention computes it.
-        """
-        return None
-
-    def shares_prefixes(self, table: BlockTable) -> bool:
-        """Whether rows with these tables share prefixes that `prepare` attends to once for all."""
-        return False
-
-
-class RowByRowAttention(Attention):
-    """`gather` for CUDA, where MLX's fused attention takes no masks that are arrays, and would have
-    scores of every token and key in memory: each row of several tokens gathers its own keys alone,
-    all of which its last token sees. Rows of one token are attended together, because their scores
-    are few and one kernel for all costs the host less than some for each row.
-    """
-
-    def prepare(self, group: RowGroup) -> BlockAttention | None:
-        return _RowByRow(group) if group.rows > 1 and group.length > 1 else None
-
-
-class _RowByRow(BlockAttention):
-    def __init__(self, group: RowGroup) -> None:
-        self._group = group
-
-    def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
-        group = self._group
-        ids, size = group.gather_ids(layer.heads), layer.block_size
-        outputs = []
-        for row, (start, stop) in enumerate(zip(group.starts_host, group.stops_host, strict=True)):
-            n_keys, n_tokens = int(stop), int(stop - start)
-            own_ids = [heads[row : row + 1, :, : -(-n_keys // size)] for heads in ids]
-            keys, values = layer.read(own_ids)
-            own = mx.fast.scaled_dot_product_attention(
-                queries[row : row + 1, :, :n_tokens],
-                keys[:, :, :n_keys],
-                values[:, :, :n_keys],
-                scale=1.0,
-                mask="causal" if n_tokens > 1 else None,
-            )
-            padding = group.length - n_tokens
-            outputs.append(mx.pad(own, [(0, 0), (0, 0), (0, padding), (0, 0)]) if padding else own)
-        return mx.concatenate(outputs)
-
-
-def gathered_padding_keys(weight_bytes: int, token_bytes: int) -> float:
-    """`padding_keys` of `gather` for a model of such size.
-
-    A forward reads all weights, while a key is read, written and read again. On two cores a padded
-    key took the time of 2 to 6 reads of its bytes at the speed at which a forward reads weights.
-    """
-    return weight_bytes / (KEY_READS * token_bytes) if token_bytes else math.inf
 
 
 class UnusedView:
@@ -210,10 +119,12 @@ class LayerView(UnusedView):
         is_own = self.fetched is not None and keys is self.fetched[0] and values is self.fetched[1]
         if is_own:
             queries = self.layer.rotated(queries)
+            self.layer.query_heads = queries.shape[1]
         if not forward.stands_in:
-            [attention] = self._attentions
-            if is_own and self._is_causal(mask) and sinks is None and attention is not None:
-                return attention.attend(queries * scale, self.layer)
+            if is_own and self._is_causal(mask):
+                output = self._attend_blocks(0, queries, scale, self._window, sinks)
+                if output is not None:
+                    return output
             if is_own and self._stored is not None:
                 keys, values = self._stored
             if mask is None and forward.length == 1 and not forward.is_lone:
@@ -236,12 +147,26 @@ class LayerView(UnusedView):
         return mx.concatenate(outputs)
 
     def _is_causal(self, mask: mx.array | str | None) -> bool:
-        """Whether a mask is the one of full attention in this forward."""
+        """Whether a mask is the one of this layer's attention in this forward."""
         if mask is None:
             return self.forward.length == 1  # a lone token sees all keys
         if isinstance(mask, str):
-            return self.forward.is_lone and mask == "causal"
-        return mask is self.forward.mask()
+            return self.forward.is_lone and mask == "causal" and self._window is None
+        return mask is self.forward.mask(self._window)
+
+    def _attend_blocks(
+        self,
+        index: int,
+        queries: mx.array,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array | None:
+        """Attention of one group to its blocks. None where the model's own is to compute it."""
+        attention = self._attentions[index]
+        if attention is None:
+            return None
+        return attention.attend(queries, self.layer, scale, window, sinks)
 
     def _attend_group(
         self,
@@ -256,9 +181,9 @@ class LayerView(UnusedView):
         """
         if index in self._unread:
             return mx.zeros((*queries.shape[:3], self.layer.shape.value_dim), queries.dtype)
-        group, attention = self.forward.groups[index], self._attentions[index]
-        if attention is not None and window is None and sinks is None:
-            return attention.attend(queries * scale, self.layer)
+        if (found := self._attend_blocks(index, queries, scale, window, sinks)) is not None:
+            return found
+        group = self.forward.groups[index]
         if group.is_lone and window is None:
             mask: mx.array | str | None = None if group.length == 1 else "causal"
         else:
@@ -366,13 +291,13 @@ class ForwardViews:
         self,
         layout: Layout,
         forwards: Mapping[int | None, ArenaForward],
-        attentions: Sequence[BlockAttention | None],
+        attentions: Mapping[int | None, Sequence[BlockAttention | None]],
         states: Sequence[mx.array | None],
         lengths: mx.array | None = None,
         unread: Collection[int] = (),
     ) -> None:
         """`forwards`: in each arena, by window; None is full attention. `attentions`: of the groups
-        in layers of full attention. `states`: the arrays of the recurrent layers, in order.
+        in each arena. `states`: the arrays of the recurrent layers, in order.
         `lengths`: each row's number of tokens, `[rows]`; None when no row is padded. `unread`: see
         `LayerView`; of the last layer that keeps K and V.
         """
@@ -404,12 +329,10 @@ class ForwardViews:
             return UnusedView(self._forwards[None])
         forward, layer = self._forwards[spec.window], next(self._layers[spec.window])
         self.kv_layers.append(layer)
-        none = [None] * len(forward.groups)
         if isinstance(spec, ChunkedCacheSpec):
-            return ChunkedView(layer, forward, None, none)
-        attentions = self._attentions if spec.window is None else none
+            return ChunkedView(layer, forward, None, [None] * len(forward.groups))
         unread = self._unread if len(self.kv_layers) == self._n_layers else ()
-        return LayerView(layer, forward, spec.window, attentions, unread)
+        return LayerView(layer, forward, spec.window, self._attentions[spec.window], unread)
 
 
 def views_of(
@@ -433,7 +356,12 @@ def views_of(
                 for spans in batch.row_groups
             ]
         )
-    attentions = [attention.prepare(group) if storage.full.layers else None for group in full]
+    attentions = {
+        window: [
+            attention.prepare(group, window) if own.arena.layers else None for group in own.groups
+        ]
+        for window, own in forwards.items()
+    }
     spans = batch.row_groups[0]
     states: Sequence[mx.array | None] = ()
     if layout.states:
