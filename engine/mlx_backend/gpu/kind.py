@@ -1,7 +1,7 @@
 """Kinds of layers, as far as the paged kernel is compiled for each of them."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from hashlib import blake2b
 
@@ -19,6 +19,9 @@ MOST_LOADED_WORDS = 4
 
 MOST_TILE = 4
 """Queries of a SIMD group: each takes registers for its own sums."""
+
+MOST_DIM = 256
+"""Numbers of a vector: with more, the sums of a thread's queries do not fit into its registers."""
 
 MERGE_THREADS = 128
 
@@ -151,7 +154,7 @@ def kind_of(
     if dtype not in _NUMBERS:
         raise Uncovered(f"its queries are {dtype_name(dtype)}")
     for dim in (shape.key_dim, shape.value_dim):
-        if not 16 <= dim <= 256:
+        if not 0 < dim <= MOST_DIM:
             raise Uncovered(f"vectors of {dim} numbers")
     if not shape.kv_heads or heads % shape.kv_heads:
         raise Uncovered(f"{heads} query heads for {shape.kv_heads} KV heads")
@@ -172,6 +175,18 @@ def kind_of(
         _lanes((shape.key_dim, of_keys), (shape.value_dim, of_values)),
         min(1 << (group * width - 1).bit_length(), MOST_TILE),
     )
+
+
+def variants(kind: Kind) -> list[Kind]:
+    """At most four kinds with the same results, of which one or another is the fastest on a device:
+    the kind itself, and others that hold more queries or fewer keys in registers.
+    """
+    others = [
+        replace(kind, lanes=max(kind.lanes // 2, 4)),
+        replace(kind, tile=2 * kind.tile if kind.tile < MOST_TILE else kind.tile // 2),
+        replace(kind, batch=2),
+    ]
+    return list(dict.fromkeys([kind, *others]))
 
 
 def _stored(codec: Codec) -> Stored:

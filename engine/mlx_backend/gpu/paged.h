@@ -17,7 +17,7 @@
 
 #define HIDDEN (-1e30f)  // a score that no key has; finite, so that differences are numbers
 #define LOG2E 1.44269504089f
-#define SIMD 32
+#define WARP 32
 
 #define UNIT_FIELDS 8
 enum UnitField { ROW, ROWS, ENTRY, ENTRIES, BASE, FIRST_QUERY, QUERY_SIMDS };
@@ -155,7 +155,7 @@ FUNCTION void paged_partials(
     IN(u32) values, IN(float) value_scales, IN(u32) places, IN(int) units, IN(int) order,
     IN(int) last_seen, IN(int) first_keys, IN(int) limits, OUT(float) weighted, OUT(float) stats,
     SHARED(int) held, SHARED(float) exchange, SHARED(float) exchange_stats) {
-  const int simd = worker / SIMD, lane_in_simd = worker % SIMD;
+  const int simd = worker / WARP, lane_in_simd = worker % WARP;
   const int lane = lane_in_simd % LANES, sub = lane_in_simd / LANES;
 
   const int row = units[unit * UNIT_FIELDS + ROW];
@@ -172,7 +172,7 @@ FUNCTION void paged_partials(
 
   // The table of any of the rows: in these entries they are equal.
   const int table_row = order[row];
-  for (int i = worker; i < n_entries; i += SIMDS * SIMD) {
+  for (int i = worker; i < n_entries; i += SIMDS * WARP) {
     held[i] = int(places[u64(table_row) * limits[TABLE_WIDTH] + entry + i]);
   }
   BARRIER;
@@ -203,7 +203,7 @@ FUNCTION void paged_partials(
     }
   }
 
-  const int side_by_side = SIMD / LANES * BATCH, stride = key_simds * side_by_side;
+  const int side_by_side = WARP / LANES * BATCH, stride = key_simds * side_by_side;
   for (int from = start / BATCH * BATCH + key_simd * side_by_side; from < stop; from += stride) {
     u32 key_words[BATCH][Key::words], value_words[BATCH][Value::words];
     float of_keys[BATCH][Key::scales], of_values[BATCH][Value::scales];
@@ -254,7 +254,7 @@ FUNCTION void paged_partials(
   }
 
   // The groups of lanes of a SIMD group have seen different keys.
-  UNROLL for (int offset = LANES; offset < SIMD; offset *= 2) {
+  UNROLL for (int offset = LANES; offset < WARP; offset *= 2) {
     UNROLL for (int t = 0; t < TILE; ++t) {
       const float other_peak = xor_float(found[t].peak, offset);
       const float peak = most(found[t].peak, other_peak);

@@ -57,17 +57,17 @@ METAL = _dialect(
 def header(dialect: Dialect, defines: Mapping[str, object]) -> str:
     """What stands before both passes: constants, what the device has for them, and the text."""
     constants = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    return constants + _text(dialect.file) + _text("paged.h")
+    return constants + text_of(dialect.file) + text_of("paged.h")
 
 
 @cache
 def source_text() -> str:
     """All that kernels are made of, besides the constants of a kind."""
-    return "".join((repr(CUDA), _text("cuda.h"), repr(METAL), _text("metal.h"), _text("paged.h")))
+    return repr((CUDA, METAL)) + "".join(map(text_of, ("cuda.h", "metal.h", "paged.h")))
 
 
 @cache
-def _text(name: str) -> str:
+def text_of(name: str) -> str:
     """A file without comments: MLX copies the text at each call."""
     text = (HERE / name).read_text(encoding="utf-8")
     return re.sub(r"^[ ]*//.*\n|[ ]+//.*$", "", text, flags=re.MULTILINE)

@@ -137,7 +137,7 @@ def make_units(
         _padded(order, n_rows),
         _padded(first_parts, n_rows + 1),
         _padded(parts, int((runs * rows).sum())),
-        int(_power((runs * n_queries).sum())),
+        max(int(_power((runs * n_queries).sum())), MIN_ARRAY),
         covered,
     )
 
