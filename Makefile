@@ -35,7 +35,7 @@ INSTALLED := $(VENV)/.mlx-$(or $(BACKEND),metal)
 # thousands would keep a new user waiting.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: help serve free-port chat doctor install-service test test-all check format reference wheel simulate restarts hostile conformance \
+.PHONY: help serve free-port chat doctor install-service test test-all check format reference wheel simulate kernel-proof restarts hostile conformance \
 	browser screenshots clients bench figures grafana demo-model clean
 
 help:  ## list the targets
@@ -89,6 +89,9 @@ wheel: $(VENV)/.dev  ## dist/, for `pip install`
 
 simulate: $(VENV)/.dev  ## simulate a million steps, with a recount after each
 	$(BIN)/python -m tests.simulation $(ARGS)
+
+kernel-proof: $(VENV)/.dev  ## prove the attention kernel for GPUs without one, in sanitized C++; see docs/internals
+	$(BIN)/python -m tests.kernel_proof $(ARGS)
 
 restarts: $(VENV)/.dev  ## kill daemons with a disk cache and let their disks fail; every answer must be right; half an hour
 	$(BIN)/python -m tests.restart kills $(ARGS)
