@@ -228,7 +228,7 @@ def random_case(of: Layer, random: np.random.Generator) -> Drawn:
         step.tables,
         step.last_seen,
         step.first_keys,
-        from_bytes(_bytes(queries), kind.queries).reshape(shape),
+        from_bytes(as_bytes(queries).tobytes(), kind.queries).reshape(shape),
         keys.numbers,
         values.numbers,
         random.standard_normal(max(kind.kv_heads * kind.group, 8)).astype(np.float32),
@@ -297,11 +297,11 @@ def case_arrays(
     sizes = [len(places), work.n_partials, places.shape[1], values_at, last_seen.shape[1]]
     of_vectors = []
     for of in planes:
-        of_vectors.append(np.frombuffer(_bytes(of[0]), np.uint8))
+        of_vectors.append(as_bytes(of[0]))
         of_vectors.append(np.array(of[1]) if len(of) > 1 else np.zeros(0, np.float32))
     return [
         np.array(sizes, np.int32),
-        np.frombuffer(_bytes(queries), np.uint8),
+        as_bytes(queries),
         *of_vectors,
         places,
         work.units,
@@ -329,8 +329,9 @@ def from_bytes(data: bytes, of: Stored) -> Floats:
     return np.frombuffer(data, np.float32 if of is Stored.FLOAT32 else np.float16).astype(float)
 
 
-def _bytes(array: mx.array) -> bytes:
-    return np.array(array.reshape(-1).view(mx.uint8)).tobytes()
+def as_bytes(array: mx.array) -> npt.NDArray[np.uint8]:
+    """The bytes of an array of any type."""
+    return np.array(array.reshape(-1).view(mx.uint8))
 
 
 def _meant(codec: Codec, encoded: list[mx.array]) -> Floats:

@@ -5,6 +5,7 @@ operations that stand in for the kernel, and some of the proof of the kernel's t
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -15,10 +16,24 @@ import numpy.typing as npt
 import pytest
 
 from engine.mlx_backend.gpu import kind as kinds
+from engine.mlx_backend.gpu.device import DeviceKernel
 from engine.mlx_backend.gpu.kernel import StepArrays, UnitArrays, step_arrays
-from engine.mlx_backend.gpu.kind import Kind, Stored, Uncovered, kind_of, variants
+from engine.mlx_backend.gpu.kind import (
+    MERGE_THREADS,
+    WARP,
+    Kind,
+    Stored,
+    Uncovered,
+    kind_of,
+    variants,
+)
 from engine.mlx_backend.gpu.stand_in import StandInKernel
-from engine.mlx_backend.gpu.work_units import UNIT_FIELDS, WorkUnits, make_units
+from engine.mlx_backend.gpu.work_units import (
+    MIN_ARRAY,
+    UNIT_FIELDS,
+    WorkUnits,
+    make_units,
+)
 from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.kv.shape import LayerShape
 from engine.values.settings import KVFormat
@@ -29,16 +44,22 @@ from tests.kernel_proof.cases import (
     Drawn,
     Layer,
     Tables,
+    as_bytes,
     attention,
+    from_bytes,
     layer,
     random_case,
     random_tables,
 )
 from tests.kernel_proof.layers import LAYERS
 from tests.kernel_proof.mutations import MUTATIONS, notice
+from tests.kernel_proof.program import build, run
 from tests.kernel_proof.prove import label_of, prove
 
 pytestmark = cpu_attention
+
+TOKENS = 2
+"""The place of a row's tokens in the kernel's limits."""
 
 of_layers = pytest.mark.parametrize("of", LAYERS, ids=label_of)
 proof = pytest.mark.skipif(
@@ -281,6 +302,91 @@ def test_the_text_of_the_kernel_equals_attention_in_float64(of: Layer, tmp_path:
     report = prove(of, tmp_path, "g++", [5], 20)
     assert report.problem == ""
     assert min(report.counts.values()) > 0
+
+
+class FakeKernels:
+    """Stands for `mx.fast.metal_kernel`: keeps what each kernel is called with, and runs the text
+    on this processor when both have been.
+    """
+
+    def __init__(self, kind: Kind, folder: Path) -> None:
+        self._program = build(kind, folder, "g++")
+        self._threads = kind.simds * WARP
+        self._kind = kind
+        self._inputs = dict[str, mx.array]()
+        self._n_partials = 0
+
+    def make(
+        self, name: str, inputs: list[str], outputs: list[str], body: str, header: str
+    ) -> Callable[..., list[mx.array]]:
+        assert name.isidentifier()
+        assert "paged_" in body
+        assert header.startswith("#define BLOCK ")
+        return partial(self._call, inputs, outputs)
+
+    def _call(
+        self,
+        input_names: list[str],
+        output_names: list[str],
+        *,
+        inputs: list[mx.array],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        output_shapes: list[tuple[int, ...]],
+        output_dtypes: list[mx.Dtype],
+    ) -> list[mx.array]:
+        named = dict(zip(input_names, inputs, strict=True))
+        for array in inputs:
+            assert array.size >= MIN_ARRAY
+        self._inputs |= {name: array for name, array in named.items() if name != "limits"}
+        if output_names == ["weighted", "stats"]:
+            units = len(named["units"])
+            assert (grid, threadgroup) == (
+                (units * self._threads, self._kind.kv_heads, 1),
+                (self._threads, 1, 1),
+            )
+            self._limits = np.array(named["limits"])
+            self._n_partials = output_shapes[0][0]
+            return [mx.zeros(shape) for shape in output_shapes]
+        [shape], [dtype] = output_shapes, output_dtypes
+        threads = int(np.prod(shape[:3])) * MERGE_THREADS
+        assert (grid, threadgroup) == ((threads, 1, 1), (MERGE_THREADS, 1, 1))
+        assert np.array(named["limits"])[TOKENS] == self._limits[TOKENS]
+        sizes = np.array([shape[0], self._n_partials, *self._limits], np.int32)
+        order = ["queries", "keys", "key_scales", "values", "value_scales", "places", "units"]
+        order += ["order", "last_seen", "first_keys", "first_parts", "parts", "sinks"]
+        [outcome] = run(self._program, [[sizes, *(as_bytes(self._inputs[one]) for one in order)]])
+        numbers = from_bytes(outcome.output, self._kind.queries).astype(np.float32)
+        return [mx.array(numbers).reshape(shape).astype(dtype)]
+
+
+@proof
+@pytest.mark.parametrize(
+    "of",
+    [
+        layer((128, 64), format=KVFormat.K8V4, width=3),
+        layer((64, 64), dtype=mx.float32, has_sinks=True, window=40),
+    ],
+    ids=label_of,
+)
+def test_mlx_is_given_what_the_text_takes(
+    of: Layer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, random = of.kind, np.random.default_rng(7)
+    fake = FakeKernels(kind, tmp_path)
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(mx.fast, "metal_kernel", fake.make)
+    kernel = DeviceKernel(kind)
+    with proof_arena.codes_by_token():
+        for _ in range(4):
+            drawn = random_case(of, random)
+            rows, width = drawn.case.last_seen.shape
+            heads = kind.kv_heads * kind.group
+            queries = drawn.queries.reshape(rows, heads, width, kind.key_dim)
+            sinks = mx.array(drawn.case.sinks[:heads]) if kind.has_sinks else None
+            output = kernel.attend(queries, filled_layer(of, drawn), step_of(drawn), sinks)
+            assert output.dtype == queries.dtype
+            assert distance(output, attention(kind, drawn.case)) < TOLERANCES[kind.queries]
 
 
 @proof
