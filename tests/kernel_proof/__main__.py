@@ -1,5 +1,6 @@
 """Prove the kernel that reads blocks in place, without a device: `python -m tests.kernel_proof`."""
 
+import ctypes.util
 import os
 import sys
 import time
@@ -15,7 +16,13 @@ import mlx.core as mx
 import typer
 
 from tests.kernel_proof import arena, layers, mutations
-from tests.kernel_proof.compilers import check_cuda, check_metal, found
+from tests.kernel_proof.compilers import (
+    check_cuda,
+    check_metal,
+    check_nvrtc,
+    found,
+    headers_of,
+)
 from tests.kernel_proof.mutations import MUTATIONS
 from tests.kernel_proof.prove import prove
 from tests.kernel_proof.reads import count_reads
@@ -36,6 +43,7 @@ class Proofs:
     seed: int
     compiler: str
     nvcc: str
+    nvrtc: str
     clang: str
     counts: Counter[str] = field(default_factory=Counter)  # the random tables that were tried
 
@@ -89,16 +97,23 @@ class Proofs:
 
     def devices(self) -> Iterator[Line]:
         """What compilers of devices say of the text."""
-        for language, command, check in (
-            ("CUDA", self.nvcc, check_cuda),
-            ("C++ for OpenCL, which stands for Metal", self.clang, check_metal),
-        ):
-            if not found(command):
-                print(f"Not compiled for {language}: there is no {command}")
-                continue
-            print(f"{command} for {language}:")
-            with TemporaryDirectory() as folder:
-                yield from check(Path(folder), command)
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            if found(self.nvcc):
+                print(f"{self.nvcc} for CUDA:")
+                yield from check_cuda(folder, self.nvcc)
+            else:
+                print(f"Not compiled for CUDA: there is no {self.nvcc}")
+            if found(self.nvcc) and self.nvrtc:
+                print(f"{self.nvrtc}, with which MLX compiles:")
+                yield from check_nvrtc(self.nvrtc, headers_of(self.nvcc))
+            else:
+                print("Not compiled by NVRTC: it takes nvcc's headers, and its library in --nvrtc")
+            if found(self.clang):
+                print(f"{self.clang} for C++ for OpenCL, which stands for Metal:")
+                yield from check_metal(folder, self.clang)
+            else:
+                print(f"Not compiled as if for Metal: there is no {self.clang}")
 
 
 def main(
@@ -107,6 +122,9 @@ def main(
     seed: Annotated[int, typer.Option(help="The seed of the tables.")] = 0,
     compiler: Annotated[str, typer.Option(help="Compiles the text for this processor.")] = "g++",
     nvcc: Annotated[str, typer.Option(help="Compiles it for CUDA, if it is there.")] = "nvcc",
+    nvrtc: Annotated[str, typer.Option(help="The library with which MLX compiles.")] = (
+        ctypes.util.find_library("nvrtc") or ""
+    ),
     clang: Annotated[str, typer.Option(help="Compiles it for OpenCL, if it is there.")] = "clang",
 ) -> None:
     """Compile the kernel's text for this processor and compare what it computes; put faults into
@@ -115,7 +133,11 @@ def main(
     The exit status is 1 if anything is wrong.
     """
     mx.set_default_device(mx.cpu)
-    proofs, started, problems = Proofs(cases, seed, compiler, nvcc, clang), time.monotonic(), 0
+    proofs, started, problems = (
+        Proofs(cases, seed, compiler, nvcc, nvrtc, clang),
+        time.monotonic(),
+        0,
+    )
     for part in parts or PARTS:
         for label, problem in getattr(proofs, part)():
             problems += bool(problem)

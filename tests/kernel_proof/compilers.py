@@ -1,6 +1,7 @@
 """Compilers of devices, where they are installed, on the text as MLX hands it to them.
 
-CUDA: nvcc makes machine code, and says how many registers it takes and whether any spill. Metal:
+CUDA: nvcc makes machine code, and says how many registers it takes and whether any spill; NVRTC,
+which MLX compiles with, compiles the same text. Metal:
 Apple's compiler is not to be had here, so clang compiles the text as C++ for OpenCL, which has
 the same address spaces and does not let pointers change theirs. That finds most of what Apple's
 compiler would refuse; it does not show that Apple's accepts the text.
@@ -8,6 +9,7 @@ compiler would refuse; it does not show that Apple's accepts the text.
 The signature around the text is a reconstruction of the one that MLX writes.
 """
 
+import ctypes
 import re
 import shutil
 import subprocess
@@ -106,6 +108,10 @@ _CUDA_INCLUDES = """#include <cstdint>
 #include <cooperative_groups.h>
 """
 
+_NVRTC_INCLUDES = _CUDA_INCLUDES.replace("<cstdint>", "<cuda/std/cstdint>") + (
+    "using cuda::std::uint8_t, cuda::std::uint32_t, cuda::std::int32_t;\n"
+)
+
 # What the text uses of the language of Metal, and of MLX's own header.
 _METAL_AS_OPENCL = """
 #define device __global
@@ -157,6 +163,27 @@ def check_cuda(folder: Path, nvcc: str) -> Iterator[tuple[str, str]]:
         yield f"{label}: at most {max(registers)} registers", problem
 
 
+def check_nvrtc(library: str, includes: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Compile each kind by NVRTC, with MLX's options. Yields a line about it, and a problem or "".
+
+    `includes`: folders of CUDA's headers.
+    """
+    nvrtc = ctypes.CDLL(library)
+    options = [b"--device-as-default-execution-space", b"--gpu-architecture=sm_90"]
+    options += [f"--include-path={folder}".encode() for folder in includes]
+    given = (ctypes.c_char_p * len(options))(*options)
+    for label, kind in KINDS.items():
+        program, size = ctypes.c_void_p(), ctypes.c_size_t()
+        text = cuda_text(kind, _NVRTC_INCLUDES).encode()
+        nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"kernel.cu", 0, None, None)
+        status = nvrtc.nvrtcCompileProgram(program, len(options), given)
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, log)
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+        yield label, f"it does not compile: {log.value.decode()[:2000]}" if status else ""
+
+
 def check_metal(folder: Path, clang: str) -> Iterator[tuple[str, str]]:
     """Compile each kind by clang. Yields a line about it, and a problem or ""."""
     source = folder / "kernel.clcpp"
@@ -173,3 +200,11 @@ def check_metal(folder: Path, clang: str) -> Iterator[tuple[str, str]]:
 def found(program: str) -> str:
     """A compiler's command as it is given, or "" where it is not installed."""
     return program if program and shutil.which(program.split(maxsplit=1)[0]) else ""
+
+
+def headers_of(nvcc: str) -> list[str]:
+    """The folders of headers of the CUDA toolkit that `nvcc` belongs to."""
+    command = [nvcc, "--dryrun", "-E", "-x", "cu", "/dev/null"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    folders = dict.fromkeys(Path(one).resolve() for one in re.findall(r'"-I([^"]+)"', printed))
+    return [str(one) for folder in folders for one in (folder, folder / "cccl")]
