@@ -19,13 +19,12 @@ from engine.values.output import TokenLogprob
 from engine.values.request import Request
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints, chunks
 from server.dialects.job import Job, wire_json
+from server.dialects.logprobs import LOWEST_LOGPROB, token_text
 from server.dialects.openai import (
-    LOWEST_LOGPROB,
     ChunkWriter,
     UsageBody,
     WireFinishReason,
     response_fields,
-    token_text,
     usage_fields,
     wire_finish_reason,
 )

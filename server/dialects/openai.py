@@ -1,13 +1,13 @@
-"""Common parts of OpenAI's dialects: usage, chunks, log-probabilities, a chat's conversation."""
+"""Common parts of OpenAI's dialects: a chat's messages and conversation, usage, chunks."""
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -18,44 +18,201 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError, to_json
 from typing_extensions import TypedDict
 
-from engine.values.model import Tokenizer
-from engine.values.output import FinishReason, TokenLogprob
+from engine.values.output import FinishReason
 from server.dialects.error_shapes import openai_error
+from server.dialects.files import FileFields
 from server.dialects.job import StreamWriter, wire_json
-from server.dialects.openai_messages import ChatMessage, chat_history
 from server.dialects.openai_tools import (
     ChatFunctionTool,
     ChatTool,
     ChatToolChoice,
+    ForeignCall,
+    FunctionCall,
     FunctionChoice,
     FunctionDeclaration,
     NamedFunction,
+    ToolCalls,
     chosen,
     dropped_kinds,
     served_tools,
 )
 from server.dialects.thinking_fields import ThinkingFields
-from server.errors import SERVER, ApiError
+from server.errors import SERVER, UNSUPPORTED, ApiError
 from server.generation import conversation
 from server.generation.choice import AnswerUsage
 from server.generation.conversation import (
     MAX_MESSAGES,
+    MAX_PARTS,
+    ROLES,
     Conversation,
+    Text,
     check_choice,
     check_continued,
     check_messages,
     check_tools,
+    texts,
 )
 from server.generation.foreign_fields import Unsupported
-from server.generation.foreign_history import log_dropped, log_foreign
+from server.generation.foreign_history import foreign_note, joined, log_dropped, log_foreign
 from server.generation.request_fields import ModelsTemplate, PromptRequest
 from server.generation.requests import ServedModel
 from server.generation.tools import (
     MAX_TOOLS,
+    Tool,
+    ToolCall,
     ToolChoice,
 )
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, escape_line_ends, sse_data
-from server.json_model import NULL, any_of
+from server.json_model import NULL, ByType, ReadAs, RequestModel, any_of, present
+
+
+class TextPart(RequestModel):
+    """One part of a message's content. Text is the only kind that is served, and files of text."""
+
+    type: str = Field(json_schema_extra={"const": "text"})
+    text: str
+
+    @field_validator("type")
+    @classmethod
+    def _text_alone(cls, kind: str) -> str:
+        if kind != "text":
+            message = "parts of type '{kind}' are not supported, only 'text'"
+            raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
+        return kind
+
+    def value(self) -> Text:
+        return Text(self.text)
+
+
+class FilePart(RequestModel):
+    """A file of text."""
+
+    type: Literal["file"]
+    file: FileFields
+
+    def value(self) -> Text:
+        return Text(self.file.required_text())
+
+
+def _text(text: object) -> dict[str, object]:
+    return {"type": "text", "text": text}
+
+
+def as_parts(content: object) -> object:
+    """A string as one part of text."""
+    if isinstance(content, str):
+        return [_text(content)]
+    if not isinstance(content, list):
+        raise PydanticCustomError("content", "must be a string or a list of parts")
+    return content
+
+
+_TextParts = Annotated[
+    list[Annotated[Text, ReadAs(Annotated[TextPart | FilePart, ByType(TextPart)])]],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+]
+Content = Annotated[_TextParts, BeforeValidator(as_parts, json_schema_input_type=str | _TextParts)]
+
+
+NEEDS_NO_CONTENT = ("assistant", "tool", "function")
+"""Roles whose content may be null: there are calls, or a function returned nothing."""
+
+FUNCTION_CALL_ID = "function1"
+"""The id of a `function_call`, which has none: its result follows it. Mistral's templates take nine
+letters and digits."""
+
+
+class Message(RequestModel):
+    model_config = any_of(
+        {"properties": {"role": {"enum": list(NEEDS_NO_CONTENT)}}},
+        present(content={"type": ["string", "array"]}),
+    )
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    refusal: str | None = None  # before content, which it becomes a part of
+    content: Content | None = Field(None, validate_default=True)
+    name: str | None = None
+    tool_calls: ToolCalls | None = None
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None  # OpenAI's older form of tool_calls
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # reasoning_content, as some clients spell it
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _refusals_are_text(cls, content: object, info: ValidationInfo) -> object:
+        """The words with which an assistant refused, in parts of `content` or in `refusal` as
+        OpenAI's models give them, are text that it said.
+        """
+        if info.data.get("role") != "assistant":
+            return content
+        refusal = info.data.get("refusal")
+        parts = as_parts(content) if content and isinstance(content, str) else content
+        if refusal and not parts:
+            return [_text(refusal)]
+        if not isinstance(parts, list):
+            return content
+        texts = [
+            _text(part.get("refusal"))
+            if isinstance(part, dict) and part.get("type") == "refusal"
+            else part
+            for part in parts
+        ]
+        return [*texts, _text(refusal)] if refusal else texts
+
+    @model_validator(mode="after")
+    def _content_required_by_role(self) -> Self:
+        if self.content is None and self.role not in NEEDS_NO_CONTENT:
+            message = "a message of role '{role}' needs content"
+            raise PydanticCustomError("content", message, {"role": self.role})
+        return self
+
+    def value(self) -> "ChatTurn":
+        """The message. A `function_call` is a call like any other, unless there are others."""
+        given, older = self.tool_calls or [], self.function_call
+        if not given and older is not None:
+            given = [ToolCall(FUNCTION_CALL_ID, older.name, older.arguments)]
+        foreign = [call for call in given if isinstance(call, ForeignCall)]
+        parts, notes = tuple(self.content or ()), [call.note for call in foreign if call.note]
+        answered = FUNCTION_CALL_ID if self.role == "function" else None
+        message = conversation.Message(
+            role=ROLES[self.role],
+            parts=texts(joined([*(part.text for part in parts), *notes])) if notes else parts,
+            reasoning=self.reasoning_content or self.reasoning or "",
+            calls=tuple(call for call in given if isinstance(call, ToolCall)),
+            answered_call=self.tool_call_id or answered,
+            name=self.name,
+        )
+        return ChatTurn(message, foreign)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """A message, whose text tells of its calls of tools of other kinds."""
+
+    message: conversation.Message
+    foreign: Sequence[ForeignCall]
+
+
+ChatMessage = Annotated[ChatTurn, ReadAs(Message)]
+
+
+def chat_history(turns: Iterable[ChatTurn]) -> list[conversation.Message]:
+    """The messages. What a call of another kind returned is what the user says: no template knows
+    of such a call.
+    """
+    messages, kinds = list[conversation.Message](), dict[str, str]()
+    for turn in turns:
+        message = turn.message
+        kinds |= {call.id: call.kind for call in turn.foreign if call.id}
+        for call in message.calls:
+            kinds.pop(call.id, None)
+        kind = kinds.get(message.answered_call or "") if message.role == "tool" else None
+        if kind is None:
+            messages.append(message)
+        elif (note := foreign_note(f"{kind} result", {"text": message.text})) is not None:
+            messages.append(conversation.Message(role="user", parts=texts(note)))
+    return messages
 
 
 class ConversationFields(PromptRequest, ThinkingFields):
@@ -71,22 +228,32 @@ class ConversationFields(PromptRequest, ThinkingFields):
 
     @model_validator(mode="after")
     def _make_a_conversation(self) -> Self:
-        messages, tools = chat_history(self.messages), served_tools(self.tools)
+        messages, tools = chat_history(self.messages), self.known_tools
         if self.messages:
             check_messages(messages, "messages")
         check_tools(tools, "tools")
-        check_choice(chosen(self.tool_choice, self.tools), tools)
+        check_choice(self._choice, tools)
         if self.continue_final_message:
             check_continued(messages, "continue_final_message")
         return self
+
+    @property
+    def known_tools(self) -> list[Tool]:
+        """The tools that the model can call."""
+        return served_tools(self.tools) if self.tools else []
+
+    @property
+    def _choice(self) -> ToolChoice:
+        is_usual = self.tool_choice == "auto"
+        return ToolChoice() if is_usual else chosen(self.tool_choice, self.tools)
 
     @property
     def conversation(self) -> conversation.Conversation:
         """The conversation of these fields."""
         return conversation.Conversation(
             messages=chat_history(self.messages),
-            tools=served_tools(self.tools),
-            tool_choice=chosen(self.tool_choice, self.tools),
+            tools=self.known_tools,
+            tool_choice=self._choice,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             cache_salt=self.cache_salt,
@@ -95,9 +262,11 @@ class ConversationFields(PromptRequest, ThinkingFields):
 
     def log_unserved(self, request_id: str) -> None:
         """Log what is not served of other servers' kinds."""
-        calls = chain.from_iterable(turn.foreign for turn in self.messages)
-        log_foreign(Counter(call.kind for call in calls), request_id)
-        log_dropped(dropped_kinds(self.tools), request_id)
+        calls = [call for turn in self.messages for call in turn.foreign]
+        if calls:
+            log_foreign(Counter(call.kind for call in calls), request_id)
+        if self.tools:
+            log_dropped(dropped_kinds(self.tools), request_id)
 
 
 class CompletionTokensDetails(TypedDict):
@@ -210,54 +379,6 @@ def wire_finish_reason(reason: FinishReason | None) -> WireFinishReason:
     if reason not in WIRE_FINISH_REASONS:
         raise ApiError(500, "The request did not complete.", type=SERVER, code="internal_error")
     return WIRE_FINISH_REASONS[reason]
-
-
-class TopLogprob(TypedDict):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprobBody(TopLogprob):
-    top_logprobs: list[TopLogprob]
-
-
-class ChoiceLogprobs(TypedDict):
-    content: list[TokenLogprobBody]
-    refusal: None
-
-
-LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON lacks
-
-
-def token_text(token: bytes) -> str:
-    r"""The token as text; one that holds half a character as `bytes:\xe2\x82`, as OpenAI does."""
-    try:
-        return token.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
-
-
-def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list[TokenLogprobBody]:
-    """The log-probabilities of each of the tokens."""
-    return [
-        {
-            **_named(entry.token_id, entry.logprob, tokenizer),
-            "top_logprobs": [
-                _named(token_id, logprob, tokenizer) for token_id, logprob in entry.top
-            ],
-        }
-        for entry in entries
-    ]
-
-
-def _named(token_id: int, logprob: float, tokenizer: Tokenizer) -> TopLogprob:
-    token = tokenizer.token_bytes(token_id)
-    return {
-        "token": token_text(token),
-        "logprob": max(logprob, LOWEST_LOGPROB),
-        "bytes": list(token),
-    }
 
 
 class ChatConversation(ConversationFields):

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from engine.values.request import TEXT_BEFORE_TOKENS
 from server.dialects.chat.schema import ChatRequest
-from server.dialects.openai_messages import Message
+from server.dialects.openai import Message
 from tests.contract.conftest import ChatBody
 from tests.contract.fake_engine import VOCAB_SIZE, FakeEngine, Script
 from tests.contract.scripted import StrictClient

@@ -14,7 +14,7 @@ from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.dialects.messages.client_tools import ClientTool, client_tool
-from server.dialects.openai_messages import as_parts
+from server.dialects.openai import as_parts
 from server.dialects.thinking_fields import ThinkingFields
 from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_MESSAGES, MAX_PARTS, ReasoningEffort

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.dialects.files import FileFields
-from server.dialects.openai_messages import as_parts
+from server.dialects.openai import as_parts
 from server.generation.conversation import MAX_PARTS, ReasoningEffort
 from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
 from server.json_model import (
