@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, TypeAlias, TypeGuard
 
+from engine.grammar.constants import MAX_INTEGER, exact_integer
 from engine.grammar.patterns import UNSPELLABLE, rust_pattern
 from engine.values.formats import FORMATS
 from engine.values.schemas import plain, refuse, target
@@ -25,7 +26,9 @@ take llguidance too long."""
 MAX_NAME_PATTERNS = 32
 """Of one schema: llguidance compares each with each."""
 
-MAX_INTEGER = 2**63 - 1
+MAX_LARGE_CONSTANTS = 64
+"""Integers beyond 2^53 in one enum: for each a divisor is looked for, which takes milliseconds."""
+
 _LARGEST_SAFE = 2**53
 _LARGEST_BOUND = 2**63
 _EXACT_DIGITS = 15
@@ -93,6 +96,7 @@ def _target(reference: object, root: Schema) -> object:
 
 
 def _rewrite(schema: Schema) -> None:
+    _put_large_constants(schema)
     _refuse_unfaithful(schema)
     if not isinstance(schema.get("items"), list):
         schema.pop("additionalItems", None)  # has no meaning, and would have prefixItems ignored
@@ -112,6 +116,23 @@ def _rewrite(schema: Schema) -> None:
     is_costly = format == "email" and "pattern" in schema
     if format in tuple(READ_TOO_WIDELY) and not is_costly and isinstance(others, list):
         schema["allOf"] = [*others, FORMATS[schema.pop("format")]]
+
+
+def _put_large_constants(schema: Schema) -> None:
+    """Put constants that llguidance would write as another number, as far as there is a form."""
+    others = schema.get("allOf", [])
+    for key in ("const", "enum"):
+        values = [schema[key]] if key == "const" and key in schema else schema.get(key)
+        if not isinstance(values, list) or not isinstance(others, list):
+            continue
+        large = [value for value in values if type(value) is int and not _is_exact(value)]
+        put = [exact_integer(value) for value in large[:MAX_LARGE_CONSTANTS]]
+        if not put or None in put or len(large) > MAX_LARGE_CONSTANTS:
+            continue
+        rest = [value for value in values if type(value) is not int or _is_exact(value)]
+        del schema[key]
+        others = [*others, {"anyOf": [*put, *([{"enum": rest}] if rest else [])]}]
+        schema["allOf"] = others
 
 
 def _refuse_unfaithful(schema: Schema) -> None:

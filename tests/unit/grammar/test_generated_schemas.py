@@ -73,7 +73,7 @@ def test_a_pattern_without_look_arounds_is_equal(pattern: str, letters: str) -> 
 
 
 EXACT = [2**53, 2**53 + 2, 2**60, 2**62, -(2**60), 10**20, 1e20, 1e22, 0.1]
-NOT_EXACT = [2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 2**70, 10**30]
+BEYOND = [2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 2**70, 10**30]
 
 
 @pytest.mark.parametrize("number", EXACT)
@@ -83,11 +83,41 @@ def test_a_large_constant_is_written_as_it_is(number: float) -> None:
         assert allows(schema, f"[{text}]" if "items" in schema else text)
 
 
-@pytest.mark.parametrize("number", NOT_EXACT)
+@pytest.mark.parametrize("number", BEYOND)
 def test_a_constant_that_would_be_written_as_another_is_refused(number: int) -> None:
     for schema in ({"const": number}, {"enum": [number, "a"]}, {"items": {"const": number}}):
         with pytest.raises(GrammarError, match="is not a 64-bit float"):
             allows(schema, "1")
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, 2**62 + 1, 2**63 - 1])
+def test_an_integer_between_two_floats_is_written_as_it_is(number: int) -> None:
+    for schema in ({"const": number}, {"enum": [number, "a"]}, {"enum": [1, number, 0.5]}):
+        assert allows(schema, str(number))
+        assert not any(allows(schema, str(number + step)) for step in (-1024, -2, -1, 2, 1024))
+    assert allows({"enum": [number, "a"]}, '"a"')
+    assert allows({"type": "integer", "const": number, "title": "A"}, str(number))
+
+
+def test_integers_of_64_bits_are_written_as_they_are_or_refused() -> None:
+    draw, n_taken = random.Random(5), 0
+    for bits in range(54, 64):
+        for sign in (1, -1) * 8:
+            number = sign * (draw.getrandbits(bits) | 1 << bits - 1)
+            with suppress(GrammarError):
+                matcher = compile_grammar(TOKENIZER, "json_schema", json.dumps({"const": number}))
+                n_taken += 1
+                steps = {0, *(s * 2**power for power in range(12) for s in (1, -1))}
+                steps |= {draw.randint(-3000, 3000) for _ in range(20)}
+                taken = {step for step in steps if is_allowed(matcher, number + step)}
+                assert taken == {0}, number
+    assert n_taken > 100, "of 160"
+
+
+@pytest.mark.parametrize("value", [[2**53 + 1], {"a": 2**53 + 1}])
+def test_an_integer_between_two_floats_within_a_constant_is_refused(value: object) -> None:
+    with pytest.raises(GrammarError, match="is not a 64-bit float"):
+        allows({"const": value}, "1")
 
 
 def fractions(n: int) -> list[float]:
