@@ -55,7 +55,14 @@ def allows(schema: object, value: object) -> bool:
 )
 def test_one_of_is_enforced(schema: dict[str, Any]) -> None:
     is_valid = jsonschema.Draft202012Validator(schema).is_valid
-    members = ({"k": "x"}, {"k": "z"}, {"k": 1}, {"a": 1}, {"b": 1}, {"c": 1})
+    members: tuple[dict[str, Any], ...] = (
+        {"k": "x"},
+        {"k": "z"},
+        {"k": 1},
+        {"a": 1},
+        {"b": 1},
+        {"c": 1},
+    )
     objects = [
         {name: value for one in chosen for name, value in one.items()}
         for n in range(4)

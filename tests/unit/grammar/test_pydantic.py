@@ -17,7 +17,7 @@ from collections.abc import Set as AnySet
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PurePath
-from types import EllipsisType
+from types import EllipsisType, GenericAlias
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jsonschema
@@ -180,8 +180,14 @@ def built_in() -> Iterator[tuple[str, Any]]:
         ),
         *(ipaddress.IPv4Address, ipaddress.IPv4Interface, ipaddress.IPv4Network),
         *(ipaddress.IPv6Address, ipaddress.IPv6Interface, ipaddress.IPv6Network),
-        *(dict[key, int] for key in (str, int, float, bool, bytes, Decimal, Color, dt.date)),
-        *(dict[key, int] for key in (dt.datetime, dt.time, dt.timedelta, uuid.UUID, Literal["a"])),
+        *(
+            GenericAlias(dict, (key, int))
+            for key in (str, int, float, bool, bytes, Decimal, Color, dt.date)
+        ),
+        *(
+            GenericAlias(dict, (key, int))
+            for key in (dt.datetime, dt.time, dt.timedelta, uuid.UUID, Literal["a"])
+        ),
     )
     for type_ in standard:
         yield str(type_), type_
@@ -210,7 +216,7 @@ LOOSE = frozenset(
     | {"ByteSize", "PastDate", "FutureDate", "PastDatetime", "FutureDatetime", "NaiveDatetime"}
     | {str(complex), str(Decimal), "OnErrorOmit", "NewPath", "Base64Str", "Base64UrlStr"}
     | {str(Hashable), str(type[int])}
-    | {str(dict[key, int]) for key in (int, float, bool, Decimal)}  # type: ignore[valid-type]
+    | {str(GenericAlias(dict, (key, int))) for key in (int, float, bool, Decimal)}
 )
 """Types of which pydantic's schema allows what its validator does not. DSNs are some, too."""
 
