@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
+from engine.values.dependencies import as_alternatives
 from engine.values.formats import FORMATS, FREE, KNOWN_TO_GRAMMARS, OTHER_NAMES
 from engine.values.one_of import as_any_of
 from engine.values.patterns import implies, without_length_ahead, without_look_arounds
@@ -258,6 +259,7 @@ class _Writer:
             kept["allOf"] = [*others, {"maxLength": length}] if isinstance(others, list) else others
         if "propertyNames" in kept:
             kept = self._with_named_members(kept)
+        kept = as_alternatives(kept)
         return as_any_of(kept, lambda reference: self._targets.get(reference, True))
 
     def _with_named_members(self, schema: dict[str, Any]) -> dict[str, Any]:

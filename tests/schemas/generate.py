@@ -46,14 +46,14 @@ UNSUPPORTED: tuple[dict[str, Any], ...] = (
     {"if": {"type": "string"}, "then": {"maxLength": 3}, "else": {"type": "null"}},
     {"type": "array", "contains": {"type": "integer"}},
     {"type": "object", "propertyNames": {"maxLength": 3}},
-    {"type": "object", "dependentRequired": {"a": ["b"]}},
+    {"type": "object", "dependentRequired": {name: ["b"] for name in "acdef"}},
     {"type": "object", "minProperties": 3},
     {"type": "object", "unevaluatedProperties": False},
     {"$dynamicRef": "#node"},
     {"type": "string", "pattern": "^(?=a)"},
     {"type": "string", "format": "json-pointer"},
     {"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]},
-    {"const": 2**53 + 1},
+    {"const": 2**64 - 1},
     {"type": "object", "properties": {"\x01": True}, "patternProperties": {"^.$": False}},
 )
 
