@@ -151,7 +151,9 @@ class _Writer:
     def __init__(self, root: Schema, lead_nowhere: Callable[[LeadsNowhere], None]) -> None:
         self._root = root
         self._lead_nowhere = lead_nowhere
-        self._names: dict[int, str] = {}  # of definitions, by the identity of what they define
+        self._names = {id(schema): f"format.{name}" for name, schema in FORMATS.items()}
+        """Of definitions, by the identity of what they define. A pattern of a format is written
+        once, however many strings are of it."""
         self._targets: dict[str, Any] = {}  # what references lead to
         self._needed = set[str]()  # names of definitions
         self._waiting: list[tuple[str, Schema]] = []  # definitions that are to be written
@@ -310,9 +312,10 @@ def _name_pattern(names: Schema) -> str | None:
         says == {"pattern", "format"} and implies(str(pattern), str(names["format"]))
     ):
         return pattern if isinstance(pattern, str) else None
-    if says == {"format"}:
-        put = FORMATS.get(str(names["format"]), {})
-        return put["pattern"] if put.keys() == {"pattern"} else None
+    if says in ({"format"}, {"allOf"}):
+        stated = names.get("allOf") or [FORMATS.get(str(names.get("format")), {})]
+        is_pattern = len(stated) == 1 and stated[0].keys() == {"pattern"}
+        return stated[0]["pattern"] if is_pattern else None
     if not says <= {"minLength", "maxLength"}:
         return None
     least, most = names.get("minLength") or 0, names.get("maxLength", "")
@@ -368,9 +371,7 @@ def _put_formats(schema: dict[str, Any]) -> None:
     if name in KNOWN_TO_GRAMMARS:
         schema["format"] = name
     elif name in FORMATS and not (name == "base64url" and "pattern" in schema):
-        if schema.keys().isdisjoint(FORMATS[name]):
-            schema |= FORMATS[name]
-        elif isinstance(others := schema.get("allOf", []), list):
+        if isinstance(others := schema.get("allOf", []), list):
             schema["allOf"] = [*others, FORMATS[name]]
     elif name not in FREE and "pattern" not in schema:
         schema["format"] = stated
