@@ -6,8 +6,9 @@ that only require properties are made to exclude each other.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, TypeAlias
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -41,24 +42,22 @@ def as_any_of(schema: Schema, follow: Follow) -> dict[str, Any]:
 
 
 def _apart(branches: Sequence[Any]) -> list[Schema] | None:
-    """Branches that require properties and nothing else: each forbids what would make another one
-    true. None where that takes more than one property.
+    """Branches that require properties and nothing else: each forbids a property that another one
+    requires, in every way to do so. None where that takes too many.
     """
     names = [_required_alone(branch) for branch in branches]
     put = list[Schema]()
     for at, mine in enumerate(names):
-        if mine is None:
+        others = names[:at] + names[at + 1 :]
+        if mine is None or None in others:
             return None
-        forbidden = dict[str, bool]()
-        for other in names[:at] + names[at + 1 :]:
-            if other is None or len(more := other - mine) > 1:
-                return None
-            if not more:
-                break  # whatever has mine has theirs
-            forbidden[more.pop()] = False
-        else:
-            required = branches[at]["required"]
-            put.append({"type": "object", "required": required, "properties": forbidden})
+        missing = [sorted(other - mine) for other in others if other is not None]
+        if len(put) + math.prod(map(len, missing)) > MOST_BRANCHES:
+            return None
+        required = branches[at]["required"]
+        for forbidden in sorted({frozenset(each) for each in product(*missing)}, key=sorted):
+            never = dict.fromkeys(sorted(forbidden), False)
+            put.append({"type": "object", "required": required, "properties": never})
     return put or None
 
 

@@ -34,6 +34,7 @@ def allows(schema: object, value: object) -> bool:
         {"oneOf": [{"required": ["a"]}, {"required": ["b"], "title": "B"}]},
         A | {"oneOf": [{"required": ["k", "a"]}, {"required": ["k", "b"]}]},
         A | {"oneOf": [{"required": ["a"]}]},
+        A | {"oneOf": [{"required": ["a", "k"]}, {"required": ["b"]}, {"required": ["b", "c"]}]},
         {
             "oneOf": [
                 CLOSED | {"properties": {"a": {}}, "required": ["a"]},
@@ -80,7 +81,7 @@ def test_one_of_is_enforced(schema: dict[str, Any]) -> None:
     "schema",
     [
         {"oneOf": [{"type": "integer"}, {"type": "number"}]},
-        {"oneOf": [{"required": ["a", "b"]}, {"required": ["c", "d"]}]},
+        {"oneOf": [{"required": [f"a{m}{n}" for n in range(9)]} for m in range(9)]},
         {"oneOf": [{"type": "object"}, {"type": "object", "required": ["a"]}]},
         {"oneOf": [{"const": n} for n in [*range(MOST_BRANCHES), "a", 1.0]]},
     ],
