@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from engine.values.dependencies import as_alternatives
 from engine.values.formats import FORMATS, FREE, KNOWN_TO_GRAMMARS, OTHER_NAMES
+from engine.values.negations import without_not
 from engine.values.one_of import as_any_of
 from engine.values.patterns import implies, without_length_ahead, without_look_arounds
 
@@ -261,8 +262,11 @@ class _Writer:
             kept["allOf"] = [*others, {"maxLength": length}] if isinstance(others, list) else others
         if "propertyNames" in kept:
             kept = self._with_named_members(kept)
-        kept = as_alternatives(kept)
-        return as_any_of(kept, lambda reference: self._targets.get(reference, True))
+        kept = without_not(as_alternatives(kept), self._followed)
+        return as_any_of(kept, self._followed)
+
+    def _followed(self, reference: str) -> Any:
+        return self._targets.get(reference, True)
 
     def _with_named_members(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Without `propertyNames`, where it lists the names or is one pattern for them: the members

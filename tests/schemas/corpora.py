@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, get_origin
 
 import pydantic
+import pydantic.networks
+import pydantic.types
 import yaml
 from llguidance import LLTokenizer
 from pydantic.errors import PydanticUserError

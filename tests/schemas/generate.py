@@ -42,7 +42,7 @@ FORMATS = (
 )
 UNSUPPORTED: tuple[dict[str, Any], ...] = (
     {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
-    {"not": {"type": "string"}},
+    {"not": {"const": "yes"}},
     {"if": {"type": "string"}, "then": {"maxLength": 3}, "else": {"type": "null"}},
     {"type": "array", "contains": {"type": "integer"}},
     {"type": "object", "propertyNames": {"maxLength": 3}},

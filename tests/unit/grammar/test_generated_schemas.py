@@ -190,12 +190,11 @@ REFUSED = {
             *("RegExp(/^a+$/)", "RegExp(/^a+$/i)", "Promise(Type.String())", "Function()"),
         )
     },
-    **dict.fromkeys(("typebox: Type.Never()", "typebox: Type.Not(Type.String())"), "not"),
+    **dict.fromkeys(("typebox: Type.Never()", "zod: z.never()"), "Unsatisfiable schema"),
     "typebox: Type.String({ format: 'regex' })": "Unknown format: regex",
     "typebox: Type.Array({ uniqueItems })": "uniqueItems",
     "typebox: Type.Array({ contains })": "contains",
     "typebox: Type.Intersect({ unevaluatedProperties: false })": "unevaluatedProperties",
-    "zod: z.never()": "not",
     "zod: z.float32()": "minimum is not supported beyond 64-bit integers",
     "zod: z.float64()": "minimum is not supported beyond 64-bit integers",
     "zod: z.jwt()": "Unknown format: jwt",

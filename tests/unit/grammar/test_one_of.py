@@ -10,6 +10,7 @@ import jsonschema_rs
 import pytest
 
 from engine.grammar.worker import GrammarError, compile_grammar
+from engine.values.negations import without_not
 from engine.values.one_of import MOST_BRANCHES, as_any_of
 from engine.values.schemas import plain, refuse
 from tests.grammars import demo_tokenizer
@@ -126,6 +127,10 @@ class Drawn:
             made["$ref"] = "#/$defs/x"
         return made
 
+    def negation(self) -> dict[str, Any]:
+        made = {"not": self.schema(1), "$defs": {"x": self._definition}}
+        return made | ({"type": "object"} if self._random.random() < 0.3 else {})
+
     def one_of(self) -> dict[str, Any]:
         n_branches = self._random.randint(1, 3)
         made = {
@@ -142,6 +147,64 @@ VALUES: list[Any] = [
         for values in itertools.product((1, "a", "-"), (2, "b", {"a": 1}, "-"), (True, "-"))
     ),
 ]
+
+
+def test_what_is_put_without_not_is_equal() -> None:
+    n_put = n_valid = 0
+    for seed in range(1500):
+        drawn = Drawn(seed)
+        schema = drawn.negation()
+        put = without_not(schema, lambda reference, at=schema: at["$defs"]["x"])  # type: ignore[misc]
+        n_put += "not" not in put
+        before = jsonschema_rs.Draft202012Validator(schema).is_valid
+        for again in (put, plain(schema, schema, refuse)):
+            after = jsonschema_rs.Draft202012Validator(again).is_valid
+            for value in VALUES:
+                is_valid = before(value)
+                assert after(value) is is_valid, (seed, value, again)
+                n_valid += is_valid
+    assert n_put > 300
+    assert n_valid > 1000
+
+
+@pytest.mark.parametrize(
+    "never",
+    [
+        {"required": ["a"]},
+        {"required": ["a", "b"]},
+        {"anyOf": [{"required": ["a"]}, {"required": ["b"], "title": "B"}]},
+        {"type": "string"},
+        {"type": ["object", "null"]},
+        {"type": "number", "minimum": 3},
+        {"properties": {"a": {"type": "string"}}, "required": ["a"]},
+        {"not": {"type": "object"}},
+        {"minLength": 2},
+    ],
+)
+@pytest.mark.parametrize("more", [{}, A])
+def test_not_is_enforced(never: dict[str, Any], more: dict[str, Any]) -> None:
+    schema = more | {"not": never}
+    is_valid = jsonschema.Draft202012Validator(schema).is_valid
+    values: list[Any] = [
+        {},
+        {"a": 1},
+        {"b": 1},
+        {"a": 1, "b": 1},
+        1,
+        3,
+        2.5,
+        "x",
+        "xy",
+        None,
+        [],
+        [1],
+    ]
+    if not any(map(is_valid, values)):
+        with pytest.raises(GrammarError, match="Unsatisfiable"):
+            allows(schema, {})
+        return
+    for value in values:
+        assert allows(schema, value) is is_valid(value), value
 
 
 def test_what_is_put_as_any_of_is_equal() -> None:
