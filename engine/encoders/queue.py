@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.values.request import Request
 
-MOST_PADDING = 0.2
+MOST_PADDING = 0.1
 """The padding of a forward, as a share of its tokens. A forward that takes fewer texts has less."""
 
 

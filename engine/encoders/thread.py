@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from itertools import count
 
 from engine.api import EngineStopped, InvalidRequest, QueueFull
+from engine.core.loop import Deliver
 from engine.core.metrics import HIT_WINDOWS_SECONDS, QueuePace
 from engine.core.request import validate
 from engine.core.step import Limits
@@ -61,9 +63,6 @@ NO_HITS = tuple(RecentHits(seconds, 0, 0) for seconds in HIT_WINDOWS_SECONDS)
 Encode = Callable[[Sequence[PackedTokens]], Sequence[bytes]]
 """Computes one forward: for each text its vector or score, little-endian float32."""
 
-Deliver = Callable[[list[OutputEvent]], None]
-"""Delivers events, at least one. Must not block."""
-
 
 @dataclass(frozen=True, slots=True)
 class EncoderParts:
@@ -74,6 +73,15 @@ class EncoderParts:
     limits: Limits
     memory: Callable[[], MemoryStats]  # on any thread
     release_thread: Callable[[], None]  # the last call on that thread
+
+
+class _Phase(IntEnum):
+    """What the thread does, in order."""
+
+    SERVING = 1
+    DRAINING = 2  # computes what waits, and takes no more
+    STOPPING = 3  # ends after the forward that is computed
+    ENDED = 4
 
 
 @dataclass(slots=True)
@@ -106,7 +114,7 @@ class EncoderThread:
         self._counts = _Counts()
         self._latencies = no_latencies()
         self._forward_began: float | None = None  # None between forwards
-        self._is_draining = self._is_stopping = self._has_ended = False
+        self._phase = _Phase.SERVING
         self._orders = count()
         built = Future[EncoderParts]()
         self._thread = threading.Thread(
@@ -124,7 +132,7 @@ class EncoderThread:
         await self.check(request)
         now = time.monotonic()
         with self._changed:
-            if self._is_draining or self._has_ended:
+            if self._phase is not _Phase.SERVING:
                 raise EngineStopped("the daemon is shutting down and takes no new requests")
             if request.id in self._running or any(t.request.id == request.id for t in self._queue):
                 raise InvalidRequest(f"a request with id {request.id} is being served", "id")
@@ -246,7 +254,7 @@ class EncoderThread:
     def is_alive(self) -> bool:
         began = self._forward_began
         stalled = began is not None and time.monotonic() - began > STALL_SECONDS
-        return self._thread.is_alive() and not self._has_ended and not stalled
+        return self._thread.is_alive() and self._phase is not _Phase.ENDED and not stalled
 
     async def drain(self, timeout_seconds: float) -> None:
         """Refuse new requests, compute the waiting ones, abort the rest after `timeout_seconds`,
@@ -256,17 +264,17 @@ class EncoderThread:
 
     def _drain(self, timeout_seconds: float) -> None:
         with self._changed:
-            self._is_draining = True
+            self._phase = max(self._phase, _Phase.DRAINING)
             if not self._changed.wait_for(self._is_idle, timeout_seconds):
                 logger.warning("aborting the remaining texts after %g seconds", timeout_seconds)
             for request_id in [*self._running, *(text.request.id for text in self._queue)]:
                 self._abort(request_id)
-            self._is_stopping = True
+            self._phase = max(self._phase, _Phase.STOPPING)
             self._changed.notify_all()
         self._thread.join()
 
     def _is_idle(self) -> bool:
-        return self._has_ended or not (self._running or len(self._queue))
+        return self._phase is _Phase.ENDED or not (self._running or len(self._queue))
 
     def _main(
         self,
@@ -289,7 +297,7 @@ class EncoderThread:
             logger.critical("the encoder's thread has died", exc_info=True)
         finally:
             with self._changed:
-                self._has_ended = True
+                self._phase = _Phase.ENDED
                 self._changed.notify_all()
             ended()
             try:
@@ -300,8 +308,8 @@ class EncoderThread:
     def _forward(self, encode: Encode) -> bool:
         """Wait for texts, and compute a forward. Returns False where the thread is to end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_stopping or len(self._queue))
-            if self._is_stopping:
+            self._changed.wait_for(lambda: self._phase is _Phase.STOPPING or len(self._queue))
+            if self._phase is _Phase.STOPPING:
                 return False
             texts = self._queue.take()
             self._running = {text.request.id: text for text in texts}

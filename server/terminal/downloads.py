@@ -20,10 +20,12 @@ from server.terminal.console import (
 
 @command
 def pull(
-    model: Annotated[str, typer.Argument(help="Such as mlx-community/Qwen3-4B-4bit, or smollm2.")],
+    model: Annotated[
+        str, typer.Argument(help="Such as mlx-community/Qwen3-4B-4bit, smollm2 or minilm.")
+    ],
 ) -> None:
-    """Fetch a model into the Hugging Face cache, so that serve finds it there; smollm2 into the
-    user's cache folder.
+    """Fetch a model into the Hugging Face cache, so that serve finds it there; smollm2 and minilm
+    into the user's cache folder.
 
     Only weights, configuration and tokenizer are fetched, never code.
     """

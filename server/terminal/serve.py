@@ -61,7 +61,7 @@ def serve(
     ] = False,
 ) -> None:
     """Serve models until Ctrl-C or SIGTERM. Without --model they are SmolLM2-135M-Instruct, which
-    is fetched once (93 MB), and the demonstration model.
+    is fetched once (93 MB), an embedder and the demonstration model.
     """
     if demo and settings.names_models:
         print_error("--demo serves rootstock-demo alone, and the settings name a model")

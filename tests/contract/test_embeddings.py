@@ -3,6 +3,7 @@ and what is refused.
 """
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -302,6 +303,24 @@ def test_minilm_finds_what_its_makers_publish(minilm: Path) -> None:  # noqa: F8
     first, *others = (np.array(one["embedding"]) for one in answer["data"])
     cosines = [float(first @ other) for other in others]
     assert cosines == pytest.approx([0.69458, 0.94291, 0.25688], abs=1e-4)
+
+
+def test_the_search_of_the_readme_finds_its_paragraph(
+    minilm: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    blocks = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text("utf-8"), re.DOTALL)
+    (program,) = [block for block in blocks if "embeddings.create" in block]
+    engine = loaded(EngineConfig(model=str(minilm)))
+    settings = Settings(port=0, model="minilm", served_model_name=("minilm",))
+    with running(engine, settings) as url:
+        scope: dict[str, Any] = {}
+        exec(program.replace("http://127.0.0.1:8000", url), scope)
+        scope["client"].close()
+    assert "Accept the model's terms" in capsys.readouterr().out
 
 
 class GatedEncoder:

@@ -31,12 +31,18 @@ from engine.mlx_backend.loading.checkpoint import (
     first_number,
     read_header,
 )
+from engine.mlx_backend.loading.compiler import start_compiler
 from engine.mlx_backend.loading.memory import PROCESS_BYTES
 from engine.mlx_backend.loading.purpose import Purpose, find_purpose, longest_text_stated
 from engine.values.model import ModelCard, Reranker
 from engine.values.settings import EngineConfig
 from engine.values.stats import ModelMemory, readable_bytes
 from engine.values.tokens import PackedTokens, pack
+
+CPU_STREAMS = 2
+"""Parts of a forward that a CPU computes at the same time: one core computes all that is no matrix
+product, and meanwhile the others multiply for the other part.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,11 @@ def assemble_encoder(
 ) -> EncoderParts:
     """Read the weights, and compute a first forward. Raises ModelError."""
     memory = opened.memory
+    compiler = start_compiler()
+    problem = "" if compiler is None else compiler.problem()
+    if problem:
+        mx.disable_compile()  # or MLX would raise wherever it fuses operations
+        report(f"{problem}: MLX fuses no operations, and forwards take longer")
     cache_bytes = opened.forward_bytes
     host.limit_allocator(opened.used_bytes + opened.machine.most_bytes, cache_bytes)
     report(f"loading weights, {readable_bytes(memory.weights_bytes)}…")
@@ -140,6 +151,9 @@ def assemble_encoder(
     card = replace(
         planned_card(config, opened, blas),
         embedder=embedder,
+        slowdowns=(f"MLX fuses no operations: {problem}. Mend that, and start again.",)
+        if problem
+        else (),
         reranker=None if ranking is None else Reranker(ranking.has_sigmoid, is_templated=False),
     )
     report(f"weights: {readable_bytes(memory.weights_bytes)}")
@@ -172,6 +186,9 @@ class TextEncoder:
         """
         config, named = opened.config, _weights(opened)
         embedder = opened.purpose.embedder
+        is_cpu = mx.default_device() == mx.cpu
+        n_streams = CPU_STREAMS if is_cpu else 1
+        self._streams = [mx.new_stream(mx.default_device()) for _ in range(n_streams)]
         self._separator = separator
         self._measured = measured
         self._body = open_body(config, named)
@@ -179,17 +196,28 @@ class TextEncoder:
         self._pooling = None if embedder is None else embedder.pooling
 
     def __call__(self, texts: Sequence[PackedTokens]) -> list[bytes]:
-        """For each text its vector or its score, little-endian float32."""
+        """For each text its vector or its score, little-endian float32. Texts of about the same
+        length should be neighbours.
+        """
         with self._measured():
-            batch = self._batch(texts)
-            hidden = self._body(batch)
-            if self._head is not None:
-                found = self._head(hidden, batch)
-            else:
-                assert self._pooling is not None, "without a head a text is pooled"
-                found = pooled(hidden, batch, self._pooling)
-            rows = np.array(found.astype(mx.float32))
+            # Padded each for itself, and on a CPU at the same time.
+            size = -(-len(texts) // len(self._streams))
+            parts = [texts[start : start + size] for start in range(0, len(texts), size)]
+            found = list[mx.array]()
+            for part, stream in zip(parts, self._streams, strict=False):
+                with mx.stream(stream):
+                    found.append(self._computed(self._batch(part)))
+            mx.async_eval(found)
+            rows = np.concatenate([np.array(part) for part in found])
         return [row.astype("<f4").tobytes() for row in rows]
+
+    def _computed(self, batch: Batch) -> mx.array:
+        """The vectors or scores, float32 `[texts, numbers]`. Not evaluated."""
+        hidden = self._body(batch)
+        if self._head is not None:
+            return self._head(hidden, batch).astype(mx.float32)
+        assert self._pooling is not None, "without a head a text is pooled"
+        return pooled(hidden, batch, self._pooling)
 
     def _batch(self, texts: Sequence[PackedTokens]) -> Batch:
         lengths = np.array([len(text) for text in texts], np.int32)

@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx import nn
 
 from engine.api import ModelError
+from engine.mlx_backend.encoders.arithmetic import gelu
 from engine.values.request import Pooling
 
 MOST_SCORES = 1 << 24
@@ -20,7 +21,7 @@ their queries.
 """
 
 _ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
-    "gelu": nn.gelu,
+    "gelu": gelu,
     "gelu_new": nn.gelu_approx,
     "gelu_pytorch_tanh": nn.gelu_approx,
     "relu": nn.relu,
