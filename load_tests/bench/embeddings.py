@@ -13,15 +13,17 @@ import subprocess
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import httpx
 import numpy as np
+import psutil
 import typer
 
 from engine.mlx_backend.loading.locate import find_checkpoint
@@ -49,10 +51,28 @@ for line in sys.stdin:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The seconds of each round."""
+    """The seconds of each round, by the clock and of processors."""
 
     name: str
-    seconds: list[float]
+    process_id: int
+    seconds: list[float] = field(default_factory=list)
+    processor_seconds: list[float] = field(default_factory=list)
+
+    def add(self, embed: Callable[[], tuple[float, Any]]) -> Any:
+        """Have the texts embedded once more. Returns the vectors."""
+        before = self._used_seconds()
+        seconds, vectors = embed()
+        self.seconds.append(seconds)
+        self.processor_seconds.append(self._used_seconds() - before)
+        used = self.processor_seconds[-1]
+        typer.echo(f"{self.name}: {seconds:.2f} s, of processors {used:.2f} s", err=True)
+        return vectors
+
+    def _used_seconds(self) -> float:
+        """Processor seconds of the process and of those that it has started."""
+        process = psutil.Process(self.process_id)
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        return sum(each.user + each.system for each in times)
 
 
 def short_texts() -> list[str]:
@@ -82,6 +102,7 @@ class Peer:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
+        self.process_id = process.pid
 
     def tell(self, value: object) -> None:
         """Send a line of JSON."""
@@ -123,23 +144,25 @@ def main(
     checkpoint, texts, port = find_checkpoint("minilm", download=True), short_texts(), free_port()
     url, log = f"http://127.0.0.1:{port}", Path("build/load_tests/embeddings.log")
     daemon = [sys.executable, "-m", "server", "serve", "--model", "minilm", "--port", str(port)]
-    ours_seconds, peer_seconds = list[float](), list[float]()
-    with running(daemon, f"{url}/health", log), peer(python, checkpoint) as other:
+    with running(daemon, f"{url}/health", log) as server, peer(python, checkpoint) as other:
+        found = [Times("Rootstock", server.pid), Times("sentence-transformers", other.process_id)]
         other.tell(texts)
         ours(url, texts[:64])
         for _ in range(rounds):
-            seconds, own = ours(url, texts)
-            ours_seconds.append(seconds)
-            seconds, first = other.embed()
-            peer_seconds.append(seconds)
+            own = found[0].add(partial(ours, url, texts))
+            first = found[1].add(other.embed)
             if not np.allclose(own[: len(first)], first, atol=1e-4):
                 raise typer.Exit("the vectors differ")
-    found = [Times("Rootstock", ours_seconds), Times("sentence-transformers", peer_seconds)]
     rows = tuple(
-        (each.name, f"{len(texts):,}", *(f"{of(each.seconds):.2f}" for of in (median, min, max)))
+        (
+            each.name,
+            *(f"{of(each.seconds):.2f}" for of in (median, min, max)),
+            f"{median(each.processor_seconds):.2f}",
+        )
         for each in found
     )
-    table = Table(("server", "texts", "median s", "least", "greatest"), rows)
+    columns = ("1,000 texts by", "median s", "least", "greatest", "median s of processors")
+    table = Table(columns, rows)
     show_figures(table, found, json_path)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
-from mlx import nn
+from mlx.nn.layers.activations import gelu_approx, relu, silu
 
 from engine.api import ModelError
 from engine.mlx_backend.encoders.arithmetic import gelu
@@ -22,11 +22,11 @@ their queries.
 
 _ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "gelu": gelu,
-    "gelu_new": nn.gelu_approx,
-    "gelu_pytorch_tanh": nn.gelu_approx,
-    "relu": nn.relu,
-    "silu": nn.silu,
-    "swish": nn.silu,
+    "gelu_new": gelu_approx,
+    "gelu_pytorch_tanh": gelu_approx,
+    "relu": relu,
+    "silu": silu,
+    "swish": silu,
 }
 _ROBERTA = frozenset({"roberta", "xlm-roberta", "camembert"})
 
@@ -134,11 +134,11 @@ def _attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array)
     return joined.swapaxes(1, 2).reshape(texts, length, heads * dim)
 
 
-def _split(x: mx.array, heads: int) -> list[mx.array]:
+def _split(x: mx.array, heads: int) -> tuple[mx.array, mx.array, mx.array]:
     """Queries, keys and values `[texts, heads, length, dim]` of joined projections."""
     texts, length, _ = x.shape
     parts = x.reshape(texts, length, 3, heads, -1).transpose(2, 0, 3, 1, 4)
-    return [parts[0], parts[1], parts[2]]
+    return parts[0], parts[1], parts[2]
 
 
 def _activation(name: object) -> Callable[[mx.array], mx.array]:
