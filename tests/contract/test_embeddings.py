@@ -305,7 +305,7 @@ def test_minilm_finds_what_its_makers_publish(minilm: Path) -> None:  # noqa: F8
     assert cosines == pytest.approx([0.69458, 0.94291, 0.25688], abs=1e-4)
 
 
-def test_the_search_of_the_readme_finds_its_paragraph(
+def test_the_search_of_the_readme_finds_its_section(
     minilm: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
