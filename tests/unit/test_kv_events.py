@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from threading import Event
 
 import pytest
 import zmq
@@ -216,6 +217,17 @@ class TestSubscribers:
             until(lambda: published.publisher.stats().subscribers == 0)
             assert published.publisher.stats().published_again < 4
 
+    def test_what_changes_while_all_is_published_again_is_known(self) -> None:
+        with publishing(make_store(7000), most_blocks=10**9) as published:
+            published.serve(*(run_of(10_000 * n, 8000) for n in range(3)))
+            for more in range(3):
+                with Subscriber(published.endpoint) as subscriber:
+                    for _ in range(300):
+                        published.evict()
+                    published.serve(run_of(100_000 * (more + 1), 50))
+                    subscriber.receive_until({*published.expected})
+                    assert subscriber.cached.blocks == published.expected
+
     def test_one_that_was_away_forgets_what_it_was_not_told(self) -> None:
         with publishing(buffer_steps=4) as published:
             published.serve(A, B)
@@ -388,6 +400,26 @@ class TestFailures:
             assert subscriber.cached.blocks == published.expected
             assert subscriber.cached.clears > 1
             assert published.publisher.stats().dropped_blocks >= 10
+
+    def test_the_engine_does_not_wait_for_a_thread_that_hangs(self) -> None:
+        gate = Event()
+
+        class Slow(dict[str, str]):
+            def __getitem__(self, key: str) -> str:
+                gate.wait()
+                return super().__getitem__(key)
+
+        with (
+            publishing(adapters=Slow(ADAPTERS), most_blocks=20) as published,
+            Subscriber(published.endpoint) as subscriber,
+        ):
+            subscriber.receive()
+            published.serve(A, namespace=Namespace(model="m", adapter="sql"))
+            published.serve(*(run_of(10 * n, 9) for n in range(60)))
+            assert published.publisher.stats().dropped_blocks > 20
+            gate.set()
+            subscriber.receive_until({*published.expected})
+            assert subscriber.cached.blocks == published.expected
 
     def test_after_an_error_all_is_published_anew(self, caplog: pytest.LogCaptureFixture) -> None:
         adapters = dict[str, str]()  # without a name: what is published raises a KeyError
