@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from engine.api import Report
+from engine.api import ModelError, Report
 from engine.core.drafting import DraftPolicy
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
@@ -152,6 +152,12 @@ def _open_publisher(
     events = config.kv_events_config
     if events is None:
         return None
+    if backend.sizes.windows or backend.sizes.states is not None:
+        raise ModelError(
+            "KV events are for models whose layers all have full attention: with windows or "
+            "recurrent layers routers would count blocks from which nothing can be resumed; unset "
+            "kv_events for this model"
+        )
     from engine.kv_events.publisher import KVEventPublisher  # noqa: PLC0415 - zmq takes 80 ms
 
     names = {adapter: name for name, adapter in backend.card.adapters.items()}

@@ -149,6 +149,16 @@ def test_a_port_in_use_is_why_a_model_is_not_loaded(
         loaded(replace(config, kv_events=endpoint))
 
 
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_next"])
+def test_of_windows_and_recurrent_layers_routers_are_told_nothing(
+    config: EngineConfig, family: str, tmp_path: Path
+) -> None:
+    """Blocks that are cached are not enough to resume a prompt from there."""
+    model = write_family(FAMILIES[family], tmp_path)
+    with pytest.raises(ModelError, match="KV events are for models whose layers all have full"):
+        loaded(replace(config, model=str(model), block_size=32, kv_cache_bytes=None))
+
+
 def test_an_engine_without_events_is_no_source() -> None:
     with running(FakeEngine(), Settings(port=0)) as url:
         assert httpx.get(f"{url}/kv_event_sources").json() == []
