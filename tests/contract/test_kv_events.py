@@ -114,6 +114,17 @@ def test_metrics_count_what_is_published(http: httpx.Client) -> None:
         assert value(samples, "rootstock_kv_event_batches_total", model="tiny") >= 1
 
 
+def test_the_end_of_an_engine_reaches_routers(config: EngineConfig) -> None:
+    engine = loaded(config)
+    assert engine.card.kv_events is not None
+    with Subscriber(engine.card.kv_events.endpoint) as subscriber:
+        settings = Settings(port=0, served_model_name=("tiny",))
+        with running(engine, settings) as url, httpx.Client(base_url=url) as http:
+            complete(http, PROMPT)
+            subscriber.receive_until_known(probed(http, PROMPT))
+        assert subscriber.receive().events == [{"type": "AllBlocksCleared"}]
+
+
 @pytest.mark.process
 def test_an_engine_that_is_killed_does_not_confuse_its_subscribers(config: EngineConfig) -> None:
     """The engine that comes after it has the same port, higher numbers, and begins with a clear."""
