@@ -520,7 +520,7 @@ class TestKVEvents:
         )
 
     def test_vllms_json(self, tmp_path: Path) -> None:
-        vllm = {
+        vllm: dict[str, Any] = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
             "endpoint": "tcp://10.0.0.11:5557",
