@@ -23,6 +23,9 @@ class Admission:
     If several clients find too few blocks, the one that holds least goes first; among equals, the
     one whose turn is first. No client that holds as much overtakes it, or a long prompt might
     starve. `refused` has each client's next sequence, if the store had too few blocks for it.
+
+    A sequence whose prompt has raised where it was looked up is not admitted. It is in `failures`
+    with the error, until the scheduler ends it.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Admission:
         self._max_running = limits.max_running
         self._reserved_for: str | None = None  # the client for which a slot was freed by preemption
         self.refused: dict[str, LiveSequence] = {}
+        self.failures: dict[LiveSequence, BaseException] = {}
         self.waiting = WaitingQueue(limits.max_waiting)
 
     def add(self, sequence: LiveSequence) -> None:
@@ -48,9 +52,12 @@ class Admission:
         same prefix will save its state where this one resumes.
         """
         self.waiting.add(sequence)
-        prompt = sequence.queued_prompt = _queued_prompt(sequence)
-        if prompt is not None:
-            self._must_wait(prompt)
+        try:
+            prompt = sequence.queued_prompt = _queued_prompt(sequence)
+            if prompt is not None:
+                self._must_wait(prompt)
+        except BaseException as error:
+            self.failures[sequence] = error
 
     def has_slot(self, client: str | None = None) -> bool:
         """Whether a slot is free. With `client`, one reserved for another client does not count."""
@@ -134,6 +141,16 @@ class Admission:
         return WaitReason.MEMORY if self.refused else WaitReason.TURN
 
     def _may_start(self, sequence: LiveSequence) -> bool:
+        """Whether to admit the sequence, as far as its own state and its prompt say."""
+        if sequence in self.failures:
+            return False
+        try:
+            return self._is_due(sequence)
+        except BaseException as error:
+            self.failures[sequence] = error
+            return False
+
+    def _is_due(self, sequence: LiveSequence) -> bool:
         """Whether the sequence has something to compute that no running lease will provide. In the
         background one sequence is computed at a time, and only while no other is live.
         """

@@ -226,7 +226,8 @@ class Scheduler:
         """End the sequences whose code has raised while a step was planned. Not before the step is
         submitted, because it may have rows of them.
         """
-        failures, self.failures = self.failures, {}
+        failures, self.failures = self.failures | self._admission.failures, {}
+        self._admission.failures = {}
         if self.drafts is not None:
             failures |= self.drafts.failures
             self.drafts.failures = {}

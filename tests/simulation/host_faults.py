@@ -1,14 +1,15 @@
 """Exceptions in the code that runs on the host for one sequence: its text, its grammar's state, its
-drafts, and the description of its rows.
+drafts, the look-up of its prompt on disk, and the description of its rows.
 """
 
 from collections.abc import Callable, Sequence
+from typing import overload
 
 from engine.core.sequence import LiveSequence
 from engine.drafts.sources import Draft
 from engine.grammar.state import Choice, GrammarState
 from engine.output.text import Detokenizer
-from kvstore.tokens import Tokens
+from kvstore.tokens import Digest, PackedDigests, Tokens
 from tests.simulation.fake_runner import InjectedError
 
 Fault = Callable[[], None]
@@ -43,6 +44,22 @@ class FaultyTokens(Tokens):
     def ids(self, start: int, stop: int) -> list[int]:
         self.fault()
         return super().ids(start, stop)
+
+
+class FaultyHashes(PackedDigests):
+    """Hashes of a prompt's blocks that may raise when the prompt is looked up on disk."""
+
+    fault: Fault
+
+    @overload
+    def __getitem__(self, index: int) -> Digest: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Digest, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Digest | tuple[Digest, ...]:
+        self.fault()
+        return super().__getitem__(index)
 
 
 class FaultyState(GrammarState):
@@ -86,6 +103,9 @@ def make_faulty(sequence: LiveSequence, fault: Fault) -> None:
     sequence.tokens = tokens = FaultyTokens(packed=sequence.request.prompt.packed)
     # Not at its first row: `FairAdmission` takes it that a sequence that starts has had its turn.
     tokens.fault = lambda: fault() if sequence.pending is not None else None
+    if sequence.block_hashes:
+        sequence.block_hashes = hashes = FaultyHashes(sequence.block_hashes)
+        hashes.fault = fault
     if sequence.grammar is not None:
         sequence.grammar = FaultyState(sequence.grammar, fault)
 

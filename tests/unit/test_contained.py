@@ -1,9 +1,11 @@
 """What raises in the host's code of one sequence ends that sequence, and no other."""
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import pytest
 
+import engine.core.admission
 import engine.core.scheduler
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
@@ -71,18 +73,26 @@ def _masks(sequence: LiveSequence, patch: pytest.MonkeyPatch, fail: Callable[[],
     patch.setattr(LiveSequence, "banned_tokens", banned_tokens)
 
 
+def _admission(sequence: LiveSequence, patch: pytest.MonkeyPatch, fail: Callable[[], None]) -> None:
+    _replace(patch, "_queued_prompt", sequence, fail, engine.core.admission)
+
+
 def _replace(
-    patch: pytest.MonkeyPatch, name: str, sequence: LiveSequence, fail: Callable[[], None]
+    patch: pytest.MonkeyPatch,
+    name: str,
+    sequence: LiveSequence,
+    fail: Callable[[], None],
+    module: ModuleType = engine.core.scheduler,
 ) -> None:
-    """Have a function of the scheduler raise for this sequence."""
-    function = getattr(engine.core.scheduler, name)
+    """Have a function of the module raise for this sequence."""
+    function = getattr(module, name)
 
     def replaced(each: LiveSequence, *arguments: int) -> object:
         if each is sequence:
             fail()
         return function(each, *arguments)
 
-    patch.setattr(engine.core.scheduler, name, replaced)
+    patch.setattr(module, name, replaced)
 
 
 def _only(own: object, fail: Callable[[], None]) -> Callable[[object, int], None]:
@@ -103,6 +113,7 @@ PLACES: dict[str, Place] = {
     "row": _row,
     "entry": _entry,
     "masks": _masks,
+    "admission": _admission,
 }
 
 
