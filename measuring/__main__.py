@@ -1,7 +1,7 @@
-"""The process that measures a section of `doctor --measure`: `python -m measuring DESCRIPTOR`."""
+"""`python -m measuring DESCRIPTOR` is the process that measures a section of `doctor --measure`."""
 
 import sys
 
-from measuring.doctor import main
+from measuring.process import main
 
 main(sys.argv[1])

@@ -15,10 +15,8 @@ import re
 import subprocess
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,7 +25,7 @@ from typing import TypeAlias
 from pydantic import TypeAdapter
 
 from engine.api import Report, one_line
-from engine.mlx_backend.environment import MAX_OPERATIONS, mlx_imports
+from engine.mlx_backend.environment import MAX_OPERATIONS
 from engine.process.child import ending, start_child
 from engine.values.settings import EngineConfig
 
@@ -127,7 +125,7 @@ _HIDDEN = "..."
 
 @dataclass(frozen=True, slots=True)
 class SectionPlan:
-    """A section to measure. `cases_of` has its cases, by the section's name."""
+    """A section to measure. `measuring.process.cases_of` has its cases, by the section's name."""
 
     name: str
     weight: float  # its share of the time, relative to the sections after it
@@ -405,37 +403,6 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in containers
         return ""
-
-
-def cases_of(task: Task) -> Cases:
-    """The cases of the task's section. Raises ModelError, and NotApplicable if the device has
-    nothing that the section measures.
-    """
-    with mlx_imports():
-        from measuring import device, engine_step  # noqa: PLC0415 - BLAS first
-
-    config, sizes = task.config, task.config.sizes
-    sections: dict[str, Callable[[], Cases]] = {
-        "machine": lambda: {
-            "machine": device.machine_facts,
-            "model": partial(engine_step.model_facts, config.engine),
-        },
-        "attention": lambda: device.attention_cases(sizes),
-        "layouts": lambda: device.layout_cases(sizes),
-        "step": lambda: engine_step.step_cases(config),
-        "memory": lambda: engine_step.memory_cases(config),
-        "donation": lambda: device.donation_cases(sizes, task.scratch),
-        "command buffers": lambda: engine_step.command_buffer_cases(config),
-        "load check": lambda: device.load_check_cases(sizes, task.scratch),
-    }
-    return sections[task.section]()
-
-
-def main(descriptor: str) -> None:
-    """Serve the driver at the other end of the socket with this file descriptor."""
-    warnings.simplefilter("ignore")
-    with Connection(int(descriptor)) as connection:
-        serve(connection, cases_of)
 
 
 def rounds(

@@ -341,7 +341,7 @@ module.limit_by_operations = end
             "from engine.values.settings import EngineConfig\n"
             "load_backend(EngineConfig(''), print)",
         ),
-        ("measuring.doctor", "cases_of", "cases_of(None)"),
+        ("measuring.process", "cases_of", "cases_of(None)"),
     ],
 )
 def test_the_limit_is_set_before_mlx_is_imported(module: str, function: str, call: str) -> None:

@@ -36,7 +36,6 @@ from measuring.doctor import (
     SectionPlan,
     Sizes,
     Task,
-    cases_of,
     rounds,
 )
 from measuring.engine_step import (
@@ -49,6 +48,7 @@ from measuring.engine_step import (
     step_cases,
     step_times,
 )
+from measuring.process import cases_of
 from tests.checkpoints import SHALLOW, Family, write_family
 from tests.devices import DEVICE, cpu_memory, is_cpu, launches
 
