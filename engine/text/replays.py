@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from engine.values.model import Replay
 
-Message: TypeAlias = Mapping[str, Any]
+TemplateMessage: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +33,18 @@ class Outline:
     and its outline are both rendered: an answer to replay is where they differ.
     """
 
-    def __init__(self, messages: Sequence[Message], replays: Mapping[int, Replay]) -> None:
+    def __init__(self, messages: Sequence[TemplateMessage], replays: Mapping[int, Replay]) -> None:
         """The keys of `replays` are indices of messages."""
         nonce = secrets.token_hex(16)  # no caller can write the words
         self._replays = dict(sorted(replays.items()))
         self._words = re.compile(f"{nonce}x([0-9]+)x([rc])")
-        self.messages: list[Message] = [
+        self.messages: list[TemplateMessage] = [
             _outlined(message, replays[index], f"{nonce}x{index}x") if index in replays else message
             for index, message in enumerate(messages)
         ]
 
     def spliced(
-        self, conversation: str, outline: str, messages: Sequence[Message], stand_in: str
+        self, conversation: str, outline: str, messages: Sequence[TemplateMessage], stand_in: str
     ) -> tuple[str, list[tuple[int, ...]]]:
         """The rendered conversation with a stand-in for each answer, and the answers' tokens.
 
@@ -81,7 +81,7 @@ class Outline:
             yield _Placeholder(index, fields, own[0].start(), own[-1].end())
 
 
-def _outlined(message: Message, replay: Replay, word: str) -> Message:
+def _outlined(message: TemplateMessage, replay: Replay, word: str) -> TemplateMessage:
     """The message with random words as content and reasoning, and without its tool calls."""
     fields = {
         key: f"{word}r" if _is_reasoning(value, replay) else value
@@ -138,7 +138,7 @@ def _common(one: str, other: str) -> str:
     return "".join(left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _says(answer: str, message: Message) -> bool:
+def _says(answer: str, message: TemplateMessage) -> bool:
     """Whether a rendered answer has the message's content and the names of its calls, in order."""
     position = 0
     for call in message.get("tool_calls") or ():
@@ -150,7 +150,7 @@ def _says(answer: str, message: Message) -> bool:
     return all(_squeezed(text) in _squeezed(answer) for text in _texts(message))
 
 
-def _texts(message: Message) -> list[str]:
+def _texts(message: TemplateMessage) -> list[str]:
     """The texts of a message's content, which is one string or a list of parts."""
     content = message.get("content") or ""
     return [content] if isinstance(content, str) else [part["text"] for part in content]

@@ -25,7 +25,7 @@ from server.fairness import Reservation
 from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
 from server.generation.plan import AnswerPlan, grammar_bytes
 from server.generation.requests import ServedModel
-from server.generation.stream import Batch, generating, kept_bytes, rendering_bytes
+from server.generation.stream import EventsByIndex, generating, kept_bytes, rendering_bytes
 from server.generation.tools import UNREADABLE, arguments_object
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, DeferredStream, client_waiting
 from server.record import RequestRecord, output_of
@@ -261,7 +261,7 @@ async def write_stream(stream: DeferredStream, job: Job, context: RequestContext
 
 
 def rendered(
-    batch: Batch, choices: Sequence[Choice], writer: StreamWriter, output: Reservation
+    batch: EventsByIndex, choices: Sequence[Choice], writer: StreamWriter, output: Reservation
 ) -> bytes:
     """The events of a batch as bytes. Raises ApiError when the writer keeps too much of them."""
     written = list[bytes]()

@@ -65,7 +65,7 @@ def _weighed(entries: Sequence[TokenLogprob | None], each: int, alternative: int
     return each * len(entries) + alternative * alternatives
 
 
-Batch = dict[int, list[OutputEvent]]
+EventsByIndex = dict[int, list[OutputEvent]]
 """Events that have come, by the index of their choice in the response."""
 
 EVENTS_AT_ONCE, ENTRIES_AT_ONCE = 256, 512
@@ -137,7 +137,7 @@ class Inbox:
     def __aiter__(self) -> "Inbox":
         return self
 
-    async def __anext__(self) -> Batch:
+    async def __anext__(self) -> EventsByIndex:
         if self._queue:
             await checkpoint()  # a reader that never waits lets other tasks run
         while not self._queue:
@@ -149,8 +149,8 @@ class Inbox:
             await self._waiter
         return self._take()
 
-    def _take(self) -> Batch:
-        batch: Batch = {}
+    def _take(self) -> EventsByIndex:
+        batch: EventsByIndex = {}
         charged_bytes = 0
         left_entries = ENTRIES_AT_ONCE
         for _ in range(min(len(self._queue), EVENTS_AT_ONCE)):

@@ -32,7 +32,6 @@ MAX_LINE_BYTES = 16 * 2**20  # of a stream
 MAX_ERROR_CHARACTERS = 500
 DONE = b"[DONE]"
 
-Message = Mapping[str, str]
 Parameters = Mapping[str, float]  # of sampling, by their names in the API
 
 
@@ -57,7 +56,7 @@ class _ModelList(BaseModel):
     data: list[ServedModel] = Field(min_length=1)
 
 
-class Usage(BaseModel):
+class TokenCounts(BaseModel):
     """The server's token counts. `cached_tokens` is None where the server does not report it."""
 
     prompt_tokens: int
@@ -83,7 +82,7 @@ class Chunk(BaseModel):
     """A chunk of a streamed chat completion. Any of its parts may be empty."""
 
     choices: list[_Choice] = []
-    usage: Usage | None = None
+    usage: TokenCounts | None = None
     error: Any = None
 
     @property
@@ -110,7 +109,7 @@ class Answer:
 
     asked_at: float
     text: str = ""
-    usage: Usage | None = None
+    usage: TokenCounts | None = None
     finish_reason: str = ""
     interrupted: bool = False  # by the user
     pieces: int = 0
@@ -181,7 +180,7 @@ class ChatClient:
         """The server's base URL, as users see it."""
         return shown_url(self.http.base_url)
 
-    def stream(self, messages: Sequence[Message]) -> Generator[Chunk]:
+    def stream(self, messages: Sequence[Mapping[str, str]]) -> Generator[Chunk]:
         """Yield the chunks of an answer as they arrive. Closing the generator closes the
         connection, which aborts the request at the server.
 
