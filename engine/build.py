@@ -20,10 +20,9 @@ from engine.core.thread import EngineParts, EngineThread
 from engine.disk_cache.cache import DiskCache, open_disk_cache
 from engine.encoders.thread import EncoderThread
 from engine.grammar.answers import MatcherAnswers, Trials
-from engine.grammar.masks import mask_words
 from engine.grammar.pool import GrammarPool
 from engine.grammar.process import GrammarProcesses, Vocabulary
-from engine.grammar.stage import GrammarStage
+from engine.grammar.stage import GrammarStage, mask_words
 from engine.mlx_backend.backend import load_backend, load_encoder
 from engine.mlx_backend.loading.locate import find_checkpoint
 from engine.mlx_backend.loading.purpose import Body, find_purpose

@@ -7,11 +7,19 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.api import InvalidRequest
 from engine.core.step import SequenceId
-from engine.grammar.answers import Verdict, too_long
-from engine.grammar.masks import mask_words
-from engine.grammar.matcher import Allowed, Answer, Complete, LookAhead, Matcher, Refused
+from engine.grammar.answers import MatcherAnswers, Verdict, too_long
 from engine.grammar.phases import check_verdicts, grammar_plan, untried
-from engine.grammar.state import GrammarPlan, GrammarState
+from engine.grammar.stage import mask_words
+from engine.grammar.state import (
+    Allowed,
+    Answer,
+    Complete,
+    GrammarPlan,
+    GrammarState,
+    LookAhead,
+    Matcher,
+    Refused,
+)
 from engine.grammar.worker import GrammarError, compile_grammar, probe
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Grammar, Request
@@ -19,7 +27,7 @@ from engine.values.request import Grammar, Request
 DEMO_VOCAB_SIZE = 1024
 
 
-class NoAnswers:
+class NoAnswers(MatcherAnswers):
     """For engines that are asked for no grammar."""
 
     def __init__(self, vocab_size: int) -> None:

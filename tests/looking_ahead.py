@@ -4,8 +4,9 @@ from collections.abc import Callable
 from functools import partial
 
 from engine.core.step import SequenceId
-from engine.grammar.masks import mask_words
-from engine.grammar.matcher import Allowed, Answer, Complete, LookAhead, Matcher
+from engine.grammar.answers import MatcherAnswers
+from engine.grammar.stage import mask_words
+from engine.grammar.state import Allowed, Answer, Complete, LookAhead, Matcher
 
 
 def told_ahead(
@@ -23,7 +24,7 @@ def told_ahead(
     return tuple(answers)
 
 
-class PendingQuestions:
+class PendingQuestions(MatcherAnswers):
     """The questions to grammar processes that have no answer yet. A subclass adds `wait`, which
     answers some of them.
     """

@@ -18,7 +18,8 @@ from engine.core.scheduler import Scheduler
 from engine.core.step import Limits, ModelRunner, Vector
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
-from engine.grammar.stage import Answers, GrammarStage
+from engine.grammar.answers import MatcherAnswers
+from engine.grammar.stage import GrammarStage
 from engine.grammar.state import GrammarPlan
 from engine.mlx_backend.assembly import UNSTATED_TOKENS, attentions
 from engine.mlx_backend.decode.choice import DecodePath
@@ -148,7 +149,7 @@ class OfflineDaemon:
         room: Room,
         watch: Callable[[ModelRunner], ModelRunner] = lambda runner: runner,
         disk: Callable[[KVStore, Storage], DiskCache] | None = None,
-        answers: Callable[[int], Answers] = NoAnswers,
+        answers: Callable[[int], MatcherAnswers] = NoAnswers,
         clock: Callable[[], float] = time.monotonic,
         launch: Launch = SERVING_LAUNCH,
         inbox: Inbox | None = None,

@@ -21,7 +21,7 @@ from engine.core.step import (
     Verified,
     Verify,
 )
-from engine.grammar.matcher import Refused, Unanswerable
+from engine.grammar.state import Refused, Unanswerable
 from engine.values.output import FinishReason, OutputEvent, Usage
 from kvstore.lease import Lease
 from kvstore.store import KVStore

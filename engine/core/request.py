@@ -12,8 +12,7 @@ from engine.core.drafting import DraftPolicy
 from engine.core.sequence import LiveSequence
 from engine.core.step import Limits, SequenceId
 from engine.drafts.suffix_index import RequestTexts
-from engine.grammar.lookahead import forced_tokens
-from engine.grammar.state import GrammarPlan, GrammarState
+from engine.grammar.state import GrammarPlan, GrammarState, forced_tokens
 from engine.output.text import NewOutput
 from engine.values.request import Request, SamplingParams
 from kvstore.tokens import Digest, Tokens

@@ -25,8 +25,7 @@ from engine.core.step import (
 )
 from engine.disk_cache.loader import LoadAttempt
 from engine.drafts.proposer import Proposer
-from engine.grammar.matcher import Matcher, Refused, Unanswerable
-from engine.grammar.state import GrammarState
+from engine.grammar.state import GrammarState, Matcher, Refused, Unanswerable
 from engine.output.text import Output, TextDelta
 from engine.values.output import FinishReason, TokenLogprob, Usage
 from engine.values.request import Pooling, Request

@@ -16,7 +16,9 @@ import numpy as np
 
 from engine.api import EngineStopped, NoGrammars
 from engine.core.step import SequenceId
-from engine.grammar.matcher import (
+from engine.grammar.pool import GrammarPool
+from engine.grammar.queue import TRIAL_SECONDS, Loss, Outcome, Session
+from engine.grammar.state import (
     Allowed,
     Answer,
     Complete,
@@ -25,8 +27,6 @@ from engine.grammar.matcher import (
     Refused,
     Unanswerable,
 )
-from engine.grammar.pool import GrammarPool
-from engine.grammar.queue import TRIAL_SECONDS, Loss, Outcome, Session
 from engine.grammar.wire import JobReport, ReportKind
 from engine.values.request import Grammar
 
@@ -155,6 +155,7 @@ class MatcherAnswers:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`observe` is called with the seconds that each answer took."""
+        self.n_words = pool.n_words  # the length of a mask, in words of 32 tokens
         self._pool = pool
         self._observe = observe
         self._clock = clock
@@ -162,11 +163,6 @@ class MatcherAnswers:
         self._arrived: SimpleQueue[tuple[SequenceId, Session, Outcome, LookAhead | None]] = (
             SimpleQueue()
         )
-
-    @property
-    def n_words(self) -> int:
-        """The length of a mask, in words of 32 tokens."""
-        return self._pool.n_words
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         """Ask for the answer of the sequence's present matcher. Asking again changes nothing. The

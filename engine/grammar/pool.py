@@ -17,7 +17,6 @@ from contextlib import suppress
 from itertools import count
 from time import monotonic
 
-from engine.grammar.matcher import LookAhead
 from engine.grammar.process import ENDED_BY_OTHERS, GrammarProcess, GrammarProcesses
 from engine.grammar.queue import (
     SHORT_LIMIT_SECONDS,
@@ -28,6 +27,7 @@ from engine.grammar.queue import (
     WorkerSlot,
     patience_seconds,
 )
+from engine.grammar.state import LookAhead
 from engine.grammar.wire import MEMORY_BYTES, JobReport, ReportKind, WireMessage
 from engine.process.sockets import ProtocolError
 

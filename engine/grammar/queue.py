@@ -19,8 +19,8 @@ from enum import Enum, auto
 from itertools import count
 from typing import TypeAlias
 
-from engine.grammar.matcher import LookAhead
 from engine.grammar.process import ENDED_BY_OTHERS, GrammarProcess
+from engine.grammar.state import LookAhead
 from engine.grammar.wire import EXCEPTION_EXIT, JobReport, ReportKind
 from engine.process.sockets import ProtocolError
 from engine.values.request import Grammar

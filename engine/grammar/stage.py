@@ -10,7 +10,6 @@ The engine thread waits for a share of a step's time, which costs nothing while 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -27,9 +26,25 @@ from engine.core.step import (
     StepMasks,
     Verify,
 )
-from engine.grammar.lookahead import GuidedDraft
-from engine.grammar.masks import masks_of
-from engine.grammar.matcher import LookAhead, Matcher
+from engine.grammar.answers import MatcherAnswers
+from engine.grammar.state import (
+    AllBut,
+    Allowed,
+    Choice,
+    GrammarChoice,
+    GrammarState,
+    LookAhead,
+    Matcher,
+    TokenIds,
+)
+
+WORD_TOKENS = 32
+
+
+def mask_words(vocab_size: int) -> int:
+    """The length of a mask, in words of 32 tokens."""
+    return -(-vocab_size // WORD_TOKENS)
+
 
 EMIT_SHARE, SAMPLE_SHARE = 1 / 16, 3 / 16
 """Shares of a step's time to wait for masks: before a token's text is delivered, and before other
@@ -39,35 +54,78 @@ MASK_WAIT_IDLE_SECONDS = 0.05
 """Longest wait for a mask when no other row can run: a new request waits no longer than that."""
 
 
-class Answers(Protocol):
-    """Answers matchers: `MatcherAnswers`, or a test. Engine thread only."""
+class GuidedDraft:
+    """The draft of a guided sequence, whose state has accepted none of its tokens.
+
+        drafted = GuidedDraft(sequence.grammar, draft)    when the step is planned
+        answers.look_ahead(..., drafted.question)         while the device computes
+        [sequence.grammar.choice, *drafted.choices()]     when the step samples
+
+    The masks of one matcher can be requested along a draft; where another has to be answered, they
+    end. Answers to accepted draft tokens are kept by the matcher, and are not requested again.
+    """
+
+    def __init__(self, state: GrammarState, draft: TokenIds) -> None:
+        self._state = state
+        self._draft = draft
+        self.question = self._first_question()
+        if self.question is not None:
+            self.question.matcher.ahead = self.question
 
     @property
-    def n_words(self) -> int:
-        """The length of a mask, in words of 32 tokens."""
-        ...
+    def n_tokens(self) -> int:
+        """The length of the draft."""
+        return len(self._draft)
 
-    def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
-        """Ask for the answer of the sequence's present matcher. Asking again changes nothing. The
-        matcher is forgotten when it ends.
+    @property
+    def is_known(self) -> bool:
+        """Whether every answer that was requested has come."""
+        question = self.question
+        if question is None:
+            return True
+        return question.matcher.answer is not None and question.answers is not None
+
+    def choices(self) -> list[Choice]:
+        """The choices after each token of the draft, as far as they are known: fewer than tokens if
+        answers are missing, or if the sequence ends with one of the tokens. The state has its
+        answer and has advanced.
         """
-        ...
+        known, ahead = list[Choice](), self._state.copy()
+        for token_id in self._draft:
+            ahead.accept(token_id)
+            if (matcher := ahead.matcher) is not None and not self._answer(matcher):
+                break
+            ahead.advance()
+            if ahead.is_complete:
+                break
+            known.append(ahead.choice)
+        return known
 
-    def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
-        """Ask for the masks along a draft, and for its matcher's answer. Another draft of the
-        sequence is followed no more.
+    def _answer(self, matcher: Matcher) -> bool:
+        """Set the answer of a forked matcher from the question's. False if it is not known, or if
+        the grammar ends before the fork's tokens.
         """
-        ...
+        question, n_tokens = self.question, len(matcher.tokens)
+        if question is None or matcher.parent is not question.matcher:
+            return False
+        first = question.matcher.answer
+        if not isinstance(first, Allowed) or n_tokens > len(question.answers or ()):
+            return False
+        matcher.answer = (first, *(question.answers or ()))[n_tokens]
+        return True
 
-    def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
-        """Send the questions and receive answers, until there are enough or `seconds` have
-        passed.
-        """
-        ...
-
-    def close(self) -> None:
-        """End the worker processes."""
-        ...
+    def _first_question(self) -> LookAhead | None:
+        """The question to the first matcher along the draft; None if there is none."""
+        origin: Matcher | None = None
+        tokens: TokenIds = ()
+        ahead = self._state.copy()
+        for token_id in self._draft:
+            ahead.accept(token_id)
+            if (matcher := ahead.matcher) is not None:
+                origin = origin or matcher.parent
+                if matcher.parent is origin:
+                    tokens = tuple(matcher.tokens)
+        return None if origin is None else LookAhead(origin, tokens)
 
 
 class GrammarStage:
@@ -75,7 +133,9 @@ class GrammarStage:
     thread has waited for answers since the loop last reset it.
     """
 
-    def __init__(self, scheduler: Scheduler, answers: Answers, now: Callable[[], float]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, answers: MatcherAnswers, now: Callable[[], float]
+    ) -> None:
         self._scheduler = scheduler
         self._sequences = scheduler.sequences
         self._answers = answers
@@ -215,3 +275,49 @@ def _all_answered(rows: Sequence[LiveSequence]) -> Callable[[], bool]:
 
 def _any_answered(rows: Sequence[LiveSequence]) -> Callable[[], bool]:
     return lambda: any(sequence.unanswered is None for sequence in rows)
+
+
+def masks_of(choices: Sequence[Choice], banned: Sequence[Sequence[int]], n_words: int) -> Masks:
+    """One mask for each choice, `[choices, n_words]`. The choices' matchers have been answered.
+
+    Tokens that are `banned` in a row are masked unless no other is left: the grammar wins over
+    `min_tokens`. A row is empty if its grammar is complete or has failed.
+    """
+    masks = np.zeros((len(choices), n_words), dtype=np.int32)
+    for words, choice, tokens in zip(masks, choices, banned, strict=True):
+        match choice:
+            case GrammarChoice(answer, others):
+                assert answer is not None, "the matcher has not been answered"
+                if isinstance(answer, Allowed):
+                    words[:] = answer.mask
+                for token_id in others:
+                    _allow(words, token_id)
+            case AllBut(token_ids):
+                words[:] = -1
+                _ban(words, token_ids)
+            case int():
+                _allow(words, choice)
+            case None:
+                words[:] = -1
+        _ban(words, tokens)
+    return masks
+
+
+def _allow(words: Masks, token_id: int) -> None:
+    """Set the token's bit. Ignores a token that the model does not have: a row without any other
+    then fails alone.
+    """
+    if token_id < WORD_TOKENS * len(words):
+        words.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+
+def _ban(words: Masks, tokens: Sequence[int]) -> None:
+    """Clear the tokens' bits, unless no bit would be left. Ignores tokens that the model does not
+    have: a checkpoint may name such an end token.
+    """
+    left = words.view(np.uint32).copy()
+    for token_id in tokens:
+        if 0 <= token_id < WORD_TOKENS * len(words):
+            left[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
+    if left.any():
+        words[:] = left.view(np.int32)

@@ -23,7 +23,7 @@ from engine.core.step import (
     Verified,
     Verify,
 )
-from engine.grammar.masks import mask_words
+from engine.grammar.stage import mask_words
 from engine.values.request import SamplingParams
 from engine.values.tokens import pack
 from kvstore import invariants

@@ -13,7 +13,7 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.core.step import Decode, Failed, Sampled, SampledToken, StepMasks, Verified, Verify
-from engine.grammar.masks import mask_words
+from engine.grammar.stage import mask_words
 from engine.mlx_backend.model.batching import LADDER
 from engine.values.request import Dry, SamplingParams, Xtc
 from measuring.random_checkpoint import CONFIGS, VOCAB_SIZE

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from engine.grammar.answers import Verdict
-from engine.grammar.lookahead import GuidedDraft, forced_tokens
-from engine.grammar.masks import mask_words, masks_of
 from engine.grammar.phases import grammar_plan, untried
-from engine.grammar.state import GrammarPlan, GrammarState
+from engine.grammar.stage import GuidedDraft, mask_words, masks_of
+from engine.grammar.state import GrammarPlan, GrammarState, forced_tokens
 from engine.grammar.worker import GrammarError, OpenMatcher, compile_grammar
 from engine.values.request import (
     Alternative,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.grammar.matcher import Complete
+from engine.grammar.state import Complete
 from engine.values.output import FinishReason
 from engine.values.request import Pooling, Request, ThinkingBudget
 from tests.simulation.grammars import follow, ruled_out

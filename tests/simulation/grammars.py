@@ -7,10 +7,9 @@ import numpy as np
 
 from engine.core.step import SequenceId
 from engine.grammar.answers import Verdict
-from engine.grammar.masks import mask_words
-from engine.grammar.matcher import Allowed, Answer, Complete, LookAhead, Matcher, Refused
 from engine.grammar.phases import grammar_plan, untried
-from engine.grammar.state import GrammarPlan
+from engine.grammar.stage import mask_words
+from engine.grammar.state import Allowed, Answer, Complete, GrammarPlan, LookAhead, Matcher, Refused
 from engine.values.request import Grammar, Request
 from tests.looking_ahead import PendingQuestions, told_ahead
 from tests.simulation.census import Census, Happening

@@ -10,11 +10,10 @@ import pytest
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
 from engine.core.step import Prefill, SequenceId, StepMasks, StepPlan, StepResult, Verify
-from engine.grammar.answers import Verdict
-from engine.grammar.masks import mask_words
-from engine.grammar.matcher import Allowed, Answer, LookAhead, Matcher, Refused, Unanswerable
+from engine.grammar.answers import MatcherAnswers, Verdict
 from engine.grammar.phases import grammar_plan
-from engine.grammar.stage import MASK_WAIT_IDLE_SECONDS, SAMPLE_SHARE, GrammarStage
+from engine.grammar.stage import MASK_WAIT_IDLE_SECONDS, SAMPLE_SHARE, GrammarStage, mask_words
+from engine.grammar.state import Allowed, Answer, LookAhead, Matcher, Refused, Unanswerable
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
 from engine.values.tokens import pack
@@ -30,7 +29,7 @@ DISPENSABLE = replace(HELD, weaker=(None,))
 
 
 @dataclass
-class Answers:
+class Answers(MatcherAnswers):
     """Answers at once, or when a test says so. A wait takes as long as it may."""
 
     at_once: Answer | None

@@ -10,9 +10,9 @@ from typing import Any
 
 from engine.core.step import SequenceId
 from engine.grammar.answers import MatcherAnswers, Trials
-from engine.grammar.matcher import LookAhead, Matcher
 from engine.grammar.pool import GrammarPool
 from engine.grammar.process import GrammarProcess, GrammarProcesses
+from engine.grammar.state import LookAhead, Matcher
 from engine.grammar.wire import JobReport, ReportKind, WireMessage, read_request, report_frame
 from engine.process.sockets import FrameBuffer
 from engine.values.request import Grammar, GrammarKind

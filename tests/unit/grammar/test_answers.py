@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from engine.grammar.answers import ALLOWED_SECONDS, TOO_COSTLY
-from engine.grammar.matcher import Allowed, Complete, Refused, Unanswerable
 from engine.grammar.pool import MOST_FRUITLESS
 from engine.grammar.queue import SHORT_LIMIT_SECONDS
+from engine.grammar.state import Allowed, Complete, Refused, Unanswerable
 from engine.grammar.wire import JobReport, ReportKind
 from tests.unit.grammar.scripted import BITS, CRASH, MEMORY, Scene, matcher
 

@@ -8,10 +8,10 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.core.step import SequenceId
 from engine.grammar.answers import MatcherAnswers
-from engine.grammar.masks import mask_words
-from engine.grammar.matcher import Allowed, Answer, Complete, LookAhead, Matcher
 from engine.grammar.pool import GrammarPool
 from engine.grammar.process import GrammarProcesses, Vocabulary
+from engine.grammar.stage import mask_words
+from engine.grammar.state import Allowed, Answer, Complete, LookAhead, Matcher
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT
 from engine.values.request import Grammar, GrammarKind
 from tests.grammars import DEMO_VOCAB_SIZE, LocalGrammars, demo_tokenizer

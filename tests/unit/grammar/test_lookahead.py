@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from engine.grammar.answers import Verdict
-from engine.grammar.lookahead import GuidedDraft
-from engine.grammar.matcher import Allowed, Complete
 from engine.grammar.phases import grammar_plan
-from engine.grammar.state import GrammarChoice, GrammarState
+from engine.grammar.stage import GuidedDraft
+from engine.grammar.state import Allowed, Complete, GrammarChoice, GrammarState
 from engine.values.request import (
     Alternative,
     Constraint,

@@ -3,7 +3,6 @@
 import pytest
 
 from engine.grammar.answers import NOBODY_ANSWERS, TOO_COSTLY
-from engine.grammar.matcher import Allowed, Refused
 from engine.grammar.pool import MOST_FRUITLESS, START_SECONDS
 from engine.grammar.queue import (
     SHORT_LIMIT_SECONDS,
@@ -14,6 +13,7 @@ from engine.grammar.queue import (
     WorkerSlot,
     patience_seconds,
 )
+from engine.grammar.state import Allowed, Refused
 from engine.grammar.wire import MEMORY_BYTES
 from engine.values.request import Grammar, GrammarKind
 from tests.unit.grammar.scripted import (

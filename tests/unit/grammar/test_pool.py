@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine.grammar.matcher import Allowed, Unanswerable
 from engine.grammar.pool import (
     IDLE_SECONDS,
     RETRY_SECONDS,
@@ -23,6 +22,7 @@ from engine.grammar.queue import (
     Session,
     patience_seconds,
 )
+from engine.grammar.state import Allowed, Unanswerable
 from engine.grammar.wire import WireMessage
 from engine.values.request import Grammar, GrammarKind
 from tests.unit.grammar.scripted import SECONDS, SameThread, Scene, matcher

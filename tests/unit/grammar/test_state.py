@@ -12,10 +12,9 @@ from llguidance import LLTokenizer
 
 from engine.api import InvalidRequest
 from engine.grammar.answers import Verdict
-from engine.grammar.masks import mask_words, masks_of
-from engine.grammar.matcher import Answer, Complete, Refused, Unanswerable
 from engine.grammar.phases import grammar_plan, is_dispensable
-from engine.grammar.state import AllBut, GrammarState
+from engine.grammar.stage import mask_words, masks_of
+from engine.grammar.state import AllBut, Answer, Complete, GrammarState, Refused, Unanswerable
 from engine.values.request import (
     MAX_GRAMMAR_CHARACTERS,
     Alternative,
