@@ -16,7 +16,6 @@ from engine.core.metrics import Metrics
 from engine.core.request import Namespaces
 from engine.core.scheduler import Scheduler
 from engine.core.step import Backend, Limits
-from engine.core.thread import EngineParts, EngineThread
 from engine.disk_cache.cache import DiskCache, open_disk_cache
 from engine.encoders.thread import EncoderThread
 from engine.grammar.answers import MatcherAnswers, Trials
@@ -27,6 +26,7 @@ from engine.mlx_backend.backend import load_backend, load_encoder
 from engine.mlx_backend.loading.locate import find_checkpoint
 from engine.mlx_backend.loading.purpose import Body, find_purpose
 from engine.output.text import detokenizer_factory, output_factory
+from engine.thread import EngineParts, EngineThread
 from engine.values.model import Task
 from engine.values.settings import EngineConfig
 from kvstore.pool import BlockPool

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from engine.api import Engine
 from engine.build import start
-from engine.core.thread import Build, EngineThread
 from engine.launch import launch
 from engine.remote.engine import RemoteEngine
 from engine.remote.host import Start, serve
+from engine.thread import Build, EngineThread
 from engine.values.model import Tokenizer
 from engine.values.settings import EngineConfig
 

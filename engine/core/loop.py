@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from engine.core.idle_recount import IdleRecount
 from engine.core.inbox import Inbox
+from engine.core.namespace_ids import find_namespace, find_root
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Step
 from engine.core.statistics import forget_cleared
@@ -21,7 +22,6 @@ from engine.core.step import NO_STEP_MASKS, ModelRunner, RunnerLost
 from engine.grammar.stage import GrammarStage
 from engine.values.output import OutputEvent
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
-from engine.watch.snapshot import find_namespace, find_root
 from kvstore.sizes import StorageBytes
 from kvstore.tokens import root_digest
 from kvstore.types import Namespace
@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 CLEARED_AT_ONCE = 500
 """Blocks that a cleared cache gives back between two steps, which takes a millisecond or two."""
+
+STALL_SECONDS = 600.0
+"""A step that takes longer than this counts as hung. The slowest real step takes seconds."""
 
 Deliver = Callable[[list[OutputEvent]], None]
 """Delivers the events of one step, at least one. Must not block."""

@@ -17,11 +17,10 @@ from enum import IntEnum
 from itertools import count
 
 from engine.api import EngineStopped, InvalidRequest, QueueFull
-from engine.core.loop import Deliver
+from engine.core.loop import STALL_SECONDS, Deliver
 from engine.core.metrics import HIT_WINDOWS_SECONDS, QueuePace
 from engine.core.request import validate
 from engine.core.step import Limits
-from engine.core.thread import STALL_SECONDS
 from engine.encoders.queue import TextQueue, WaitingText
 from engine.values.model import ModelCard
 from engine.values.output import FinishReason, OutputEvent, Usage
@@ -96,7 +95,7 @@ class _Counts:
 
 class EncoderThread:
     """A running encoder. Its public coroutines are the calls of the server, as those of
-    `engine.core.thread.EngineThread` are; `engine.api.Engine` documents them.
+    `engine.thread.EngineThread` are; `engine.api.Engine` documents them.
     """
 
     def __init__(

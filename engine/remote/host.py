@@ -19,12 +19,12 @@ from typing import TypeAlias
 
 from engine.api import EngineError, Report
 from engine.core.loop import Deliver
-from engine.core.thread import EngineThread
 from engine.encoders.thread import EncoderThread
 from engine.process.sockets import RECEIVED_BYTES, RETRY_SECONDS, FrameBuffer, send_some
 from engine.remote import wire
 from engine.remote.calls import CALLS
 from engine.remote.wire import CANCEL, CallMessage, Kind
+from engine.thread import EngineThread
 from engine.values.log_lines import LogFormatter
 from engine.values.model import ModelCard
 from engine.values.output import OutputEvent

@@ -13,6 +13,7 @@ from time import thread_time
 from types import MappingProxyType
 from typing import Any, cast
 
+from engine.core.namespace_ids import namespace_id
 from engine.core.scheduler import Scheduler
 from engine.disk_cache.cache import DiskCache
 from engine.values.stats import DiskCacheStats
@@ -25,7 +26,7 @@ from engine.values.tree import (
     TreeNode,
     TreeSnapshot,
 )
-from engine.watch.snapshot import EngineSnapshot, SnapshotTaker, namespace_id
+from engine.watch.snapshot import EngineSnapshot, SnapshotTaker
 from kvstore.sizes import StorageBytes
 from kvstore.snapshot import NodeView, TreeView
 from kvstore.types import Namespace

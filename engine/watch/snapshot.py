@@ -5,25 +5,24 @@ in use. It does not grow with the depth of the tree, and a tree that has not cha
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import chain, islice
 from time import thread_time
 
+from engine.core.namespace_ids import namespace_id
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import LiveSequence
 from engine.core.statistics import saved_bytes
-from engine.values.stats import UNSALTED_ID, RecentHits, RequestInfo
+from engine.values.stats import RecentHits, RequestInfo
 from engine.values.tree import HiddenRequests, NodeTokens, TreeArena, TreeCounters, TreeGroup
 from kvstore.node import Node
 from kvstore.recurrent import RecurrentGroup
 from kvstore.sizes import StorageBytes
 from kvstore.slots import Group, GroupStats
 from kvstore.snapshot import EMPTY, AdoptionView, TreeView, adoption_views, tree_view
-from kvstore.tokens import Digest, root_digest
 from kvstore.tree import RadixTree
-from kvstore.types import BlockId, Namespace
+from kvstore.types import BlockId
 from kvstore.window import WindowGroup
 
 SHOWN_NODES = 580
@@ -31,27 +30,6 @@ SHOWN_NODES = 580
 
 SHOWN_REQUESTS = 128
 NEXT_EVICTED = 8
-
-
-@lru_cache(maxsize=2048)  # more than the sequences that are live by default
-def namespace_id(namespace: Namespace) -> str:
-    """The id of the namespace of an adapter or a salt; UNSALTED_ID for the model's own."""
-    is_own = not (namespace.adapter or namespace.cache_salt)
-    return UNSALTED_ID if is_own else _root_id(root_digest(namespace))
-
-
-def find_namespace(name: str, namespaces: Iterable[Namespace]) -> Namespace | None:
-    """Find a namespace by its id."""
-    return next((each for each in namespaces if namespace_id(each) == name), None)
-
-
-def find_root(name: str, roots: Iterable[Digest]) -> Digest | None:
-    """Find a namespace by its digest, such as a salted one on disk."""
-    return next((root for root in roots if _root_id(root) == name), None)
-
-
-def _root_id(root: Digest) -> str:
-    return root.hex()[:12]
 
 
 def request_infos(scheduler: Scheduler, most: int | None = None) -> tuple[RequestInfo, ...]:

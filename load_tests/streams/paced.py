@@ -30,10 +30,10 @@ from engine.core.step import (
     Verified,
     Verify,
 )
-from engine.core.thread import EngineParts
 from engine.mlx_backend.backend import load_backend
 from engine.process.child import start_child
 from engine.remote.engine import RemoteEngine
+from engine.thread import EngineParts
 from engine.values.settings import EngineConfig
 from server.http.listening import listening
 from server.settings import load_settings

@@ -14,15 +14,15 @@ import pytest_asyncio
 from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
 from engine.core.idle_recount import IDLE_SECONDS
 from engine.core.inbox import CALLS_AT_ONCE, Inbox
-from engine.core.loop import Deliver, EngineLoop
+from engine.core.loop import STALL_SECONDS, Deliver, EngineLoop
 from engine.core.request import PreparedRequest
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Step
 from engine.core.statistics import snapshot
 from engine.core.step import RunnerLost, StepPlan, StepResult
-from engine.core.thread import QUICK_TOKENS, STALL_SECONDS, EngineParts, EngineThread
 from engine.grammar.state import GrammarPlan
 from engine.remote.calls import CALLS
+from engine.thread import QUICK_TOKENS, EngineParts, EngineThread
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import (
     Constraint,

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
 from engine.core.step import StepMasks, StepPlan, StepResult
-from engine.core.thread import EngineParts
 from engine.grammar.answers import Trials
 from engine.grammar.pool import GrammarPool
 from engine.grammar.process import GrammarProcess, GrammarProcesses
+from engine.thread import EngineParts
 from engine.values.model import ModelCard
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams

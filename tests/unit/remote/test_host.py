@@ -12,12 +12,12 @@ from typing import NoReturn, cast
 
 from engine.api import EngineStopped, Report
 from engine.core.loop import Deliver
-from engine.core.thread import EngineThread
 from engine.encoders.thread import EncoderThread
 from engine.process.sockets import FrameBuffer
 from engine.remote.calls import CALLS, Calls
 from engine.remote.host import EngineHost, Hosted, Outbox, start_and_freeze
 from engine.remote.wire import CANCEL, CallMessage, Kind, read_frame
+from engine.thread import EngineThread
 from engine.values.output import OutputEvent
 from engine.values.settings import EngineConfig
 

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from engine.api import EngineStopped, NoGrammars
 from engine.core.inbox import Inbox
-from engine.core.loop import Deliver, EngineLoop
+from engine.core.loop import STALL_SECONDS, Deliver, EngineLoop
+from engine.core.namespace_ids import find_namespace, find_root
 from engine.core.request import validate
 from engine.core.statistics import snapshot
 from engine.core.step import Limits
@@ -43,7 +44,7 @@ from engine.values.stats import (
 from engine.values.tokens import PackedTokens
 from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
 from engine.watch.feed import TreeFeed
-from engine.watch.snapshot import find_namespace, find_root, request_infos
+from engine.watch.snapshot import request_infos
 from kvstore.tokens import Tokens, block_digests, root_digest
 
 logger = logging.getLogger(__name__)
@@ -52,9 +53,6 @@ T = TypeVar("T")
 
 QUICK_TOKENS = 4096
 """The most tokens prepared on the event loop, in about 0.5 ms. More are for another thread."""
-
-STALL_SECONDS = 600.0
-"""A step that takes longer than this counts as hung. The slowest real step takes seconds."""
 
 DRAIN_GRACE_SECONDS = 3.0
 """How long a drain may take after the time for requests and for the disk. The server waits for
