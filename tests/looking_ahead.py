@@ -36,14 +36,14 @@ class PendingQuestions(MatcherAnswers):
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         self.asked[sequence] = matcher
-        matcher.when_ended = partial(self._end, sequence)
+        matcher.when_ended = partial(self._forget, sequence)
 
     def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
         if question.matcher.answer is None:
             self.ask(sequence, client, question.matcher)
         self.drafted[sequence] = question
 
-    def _end(self, sequence: SequenceId) -> None:
+    def _forget(self, sequence: SequenceId) -> None:
         self.asked.pop(sequence, None)
         self.drafted.pop(sequence, None)
 

@@ -9,12 +9,12 @@ from math import inf
 from random import Random
 
 from engine.api import InvalidRequest, QueueFull
+from engine.core.namespace_ids import namespace_id
 from engine.core.sequence import LiveSequence
 from engine.core.step import SequenceId
 from engine.drafts.proposer import Proposer, first_rates
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.stats import CacheTier
-from engine.watch.snapshot import namespace_id
 from kvstore import invariants
 from kvstore.tokens import root_digest
 from kvstore.types import Namespace

@@ -7,12 +7,12 @@ import pytest
 
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
+from engine.core.namespace_ids import namespace_id
 from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
 from engine.values.settings import DiskWrites
 from engine.values.stats import ALL_TIERS, CacheTier
-from engine.watch.snapshot import namespace_id
 from kvstore.disk.store import DiskStore
 from kvstore.store import KVStore
 from kvstore.tokens import root_digest

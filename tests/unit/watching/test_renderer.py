@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from engine.core.metrics import HIT_WINDOWS_SECONDS
+from engine.core.namespace_ids import namespace_id
 from engine.disk_cache.cache import DiskCache
 from engine.values.request import WaitReason
 from engine.values.stats import DiskCacheStats, RecentHits, RequestInfo
@@ -26,7 +27,6 @@ from engine.watch.snapshot import (
     SHOWN_REQUESTS,
     EngineSnapshot,
     SnapshotTaker,
-    namespace_id,
 )
 from kvstore import snapshot
 from kvstore.node import Node
