@@ -80,3 +80,13 @@ def test_rows_that_share_a_prefix_are_compiled(served_of: Callable[[str], Served
     assert run.steps.keys() == {""}
     shared = [work.shared.tolist() for work in attention.lists if work is not None]
     assert [5, 5] in shared
+
+
+def test_rows_of_very_unlike_lengths_are_compiled(served_of: Callable[[str], Served]) -> None:
+    """Nothing is read for the short ones beyond their ends."""
+    room = Room(n_blocks=256, max_running=9, step_tokens=512)
+    rows = [request(f"r{n}", n, 20) for n in (480, 5, 6, 7, 8, 9)]
+    for attention, is_compiled in ((CountingPaged(), True), (Attention(16), False)):
+        compiled = Compiled(served_of("qwen3"), attention, room)
+        compiled.daemon.serve(*rows)
+        assert ("rows of unlike lengths" in compiled.steps) is not is_compiled

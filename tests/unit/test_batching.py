@@ -108,6 +108,19 @@ chunks = st.lists(_chunk())
 
 
 @RUNGS
+def test_rows_that_are_read_in_place_are_not_parted_by_their_keys(rung: Batching) -> None:
+    """But for those that take no other row; longer chunks are parted as ever."""
+    cost = ForwardCost(FORWARD_TOKENS, 1000, most_keys=6000, in_place_tokens=1)
+    spans = decodes(5, 4000, 17, 3000, 9, 3500)
+    gathered = batches(rung.arrange(spans, replace(cost, in_place_tokens=0)))
+    assert len(gathered) > 1
+    found = batches(rung.arrange(spans, cost))
+    assert len(found) == (len(spans) if rung.int_offsets else 1)
+    chunks = spans_of((4000, 40, 40), (0, 40, 40))
+    assert rung.arrange(chunks, cost) == rung.arrange(chunks, replace(cost, in_place_tokens=0))
+
+
+@RUNGS
 @given(chunks=chunks, most_keys=st.integers(1, 5000))
 def test_every_token_is_computed_once_in_order_and_read_where_it_is_to_be(
     rung: Batching, chunks: list[tuple[int, int, int]], most_keys: int

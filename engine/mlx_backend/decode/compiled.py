@@ -159,12 +159,8 @@ class CompiledDecode:
         try:
             logits, reason = self._forward(rows, tokens)
         except Exception as error:  # a model may raise anything while it is traced
-            if self._model.execution.attention.give_up(error):
-                self.forget_traces()
-                logits, reason = None, "another attention serves from now on"
-            else:
-                self.give_up(error)
-                logits, reason = None, self.problem
+            self.give_up(error)
+            logits, reason = None, self.problem
         self.steps[reason] += 1
         if logits is None:
             self._batch = None
@@ -268,7 +264,7 @@ class CompiledDecode:
 
     def _unfit(self, rows: Sequence[BatchRow], lines: int) -> str:
         """Why rows are better computed eagerly than in that many lines; "" if they are not."""
-        if len(rows) == 1:
+        if len(rows) == 1 or self._model.in_place_tokens:
             return ""
         attention, full = self._model.execution.attention, self._groups[0]
         tables = [full.line(row) for row in rows]

@@ -80,6 +80,7 @@ class PagedAttention(Attention):
     """
 
     name = "paged"
+    in_place_tokens = SHORT_TOKENS
 
     def __init__(
         self,
@@ -125,11 +126,8 @@ class PagedAttention(Attention):
         self, table: BlockTable, n_blocks: Counts, arena: Arena, window: int | None
     ) -> ListedWork | None:
         rows, width = table.shape
-        kinds = dict[UnitKey, Kind]()
-        for shape, heads in dict.fromkeys((own.shape, own.query_heads) for own in arena.layers):
-            of = shape, arena.block_size, heads, shape.key_dtype, 1.0, None, False, 1
-            if heads and (kind := self.kind(*of)) is not None:
-                kinds.setdefault(UnitKey.of(kind), kind)
+        covered = [kind for kind in self._kinds_of(arena) if kind is not None]
+        kinds = {UnitKey.of(kind): kind for kind in covered}
         if not kinds:
             return None
         most, min_saved = np.full(rows, width, np.int32), rows * width
@@ -150,6 +148,19 @@ class PagedAttention(Attention):
             sizes += [*key, n]
             np.maximum(shared, _shared_blocks(units, rows), out=shared)
         return ListedWork(arrays, tuple(sizes), shared)
+
+    def covers(self, arena: Arena) -> bool:
+        return all(self._kinds_of(arena))
+
+    def _kinds_of(self, arena: Arena) -> list[Kind | None]:
+        """The kinds of an arena's layers in a decode, as far as lists depend on them. None where
+        the kernel does not cover a layer, or nothing has attended to it yet.
+        """
+        size = arena.block_size
+        return [
+            self.kind(shape, size, heads, shape.key_dtype, 1.0, None, False, 1) if heads else None
+            for shape, heads in dict.fromkeys((own.shape, own.query_heads) for own in arena.layers)
+        ]
 
     def kind(self, *of: *KindArguments) -> Kind | None:
         """The kind of a layer; None where the kernel does not cover it. See `kind_of`."""

@@ -61,10 +61,13 @@ class Attention:
 
     `gathered_copies`: the largest number of copies, held at once, of the K and V that a layer
     gathers. `padding_keys`: padding rows by this many keys costs as much as one more forward.
+    `in_place_tokens`: in arenas that it `covers`, rows of up to this many tokens are not padded to
+    the longest, and take no memory for their keys; 0: all are gathered.
     """
 
     name = "gather"
     gathered_copies = 1
+    in_place_tokens = 0
 
     def __init__(self, padding_keys: float = math.inf) -> None:
         self.padding_keys = padding_keys
@@ -93,10 +96,8 @@ class Attention:
         """
         return None
 
-    def give_up(self, error: Exception) -> bool:
-        """Attend in another way from now on, because computing a step has failed. False where there
-        is no other way.
-        """
+    def covers(self, arena: Arena) -> bool:
+        """Whether rows of up to `in_place_tokens` tokens read all of an arena's blocks in place."""
         return False
 
     def shares_prefixes(self, table: BlockTable) -> bool:

@@ -103,7 +103,8 @@ class ForwardCost:
     `most_keys`: the most that one forward of several rows may read.
     `layers`: the number of the model's layers. A span whose logits are not read has the last one
     computed in vain, except for attention, where it shares a forward with others.
-    `context_tokens`: no row is padded beyond the last of these positions.
+    `context_tokens`: no row is padded beyond the last of these positions. `in_place_tokens`: rows
+    of up to this many tokens read their keys in place, however many and unlike these are.
     """
 
     tokens: int
@@ -111,6 +112,13 @@ class ForwardCost:
     most_keys: float = math.inf
     layers: int = 1
     context_tokens: float = math.inf
+    in_place_tokens: int = 0
+
+    def gathered_keys(self, spans: Sequence[TokenSpan]) -> int:
+        """The keys that are gathered for rows that attend together, padding included."""
+        if max(span.n_tokens for span in spans) <= self.in_place_tokens:
+            return 0
+        return len(spans) * max(span.stop for span in spans)
 
     def joins(self, span: TokenSpan) -> bool:
         """Whether computing its last layer in vain costs no more than one more forward."""
@@ -149,7 +157,9 @@ def padded(spans: Sequence[TokenSpan], cost: ForwardCost) -> RowGroups:
         [group[index] for index in rows]
         for alike in _of_like_length(spans, cost.tokens)
         for group in _within_context(alike, cost.context_tokens)
-        for rows in group_by_length([span.stop for span in group], cost.keys)
+        for rows in group_by_length(
+            [span.stop for span in group], cost.keys if cost.gathered_keys(group) else math.inf
+        )
     ]
 
 
@@ -193,6 +203,9 @@ def row_groups(spans: Sequence[TokenSpan], grouping: Grouping, cost: ForwardCost
     """
     groups: RowGroups = []
     for whole in grouping(spans, cost):
+        if not cost.gathered_keys(whole):
+            groups.append(whole)
+            continue
         rows, longest = list[TokenSpan](), 0
         for span in whole:
             longest = max(longest, span.stop)
@@ -219,7 +232,7 @@ def joined(spans: Sequence[TokenSpan], cost: ForwardCost) -> StepForwards:
         *row_groups([span for span in whole if span.n_tokens > 1], of_equal_length, cost),
         *row_groups([span for span in whole if span.n_tokens == 1], padded, cost),
     ]
-    batches = list(_filled(groups, cost.most_keys))
+    batches = list(_filled(groups, cost))
     return StepForwards(
         [
             *(ForwardBatch([group]) for group in row_groups(prompts, padded, cost)),
@@ -258,12 +271,12 @@ def _neighbours(spans: Sequence[TokenSpan]) -> list[TokenSpan]:
     return sorted(spans, key=lambda span: span.blocks.tobytes())
 
 
-def _filled(groups: Iterable[list[TokenSpan]], most_keys: float) -> Iterator[ForwardBatch]:
+def _filled(groups: Iterable[list[TokenSpan]], cost: ForwardCost) -> Iterator[ForwardBatch]:
     """As few forwards as hold these row groups in order, with at most `most_keys` keys each."""
     batch, keys = RowGroups(), 0
     for group in groups:
-        own = len(group) * max(span.stop for span in group)
-        if batch and keys + own > most_keys:
+        own = cost.gathered_keys(group)
+        if batch and keys + own > cost.most_keys:
             yield ForwardBatch(batch)
             batch, keys = [], 0
         batch.append(group)

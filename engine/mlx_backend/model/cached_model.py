@@ -93,14 +93,26 @@ class CachedModel:
         """The number of the store's groups; a span has a table of each."""
         return len(self.layout.windows) + bool(self.layout.states)
 
+    @property
+    def in_place_tokens(self) -> int:
+        """Rows of up to this many tokens read blocks in place in all layers."""
+        attention, storage = self.execution.attention, self.storage
+        if not attention.in_place_tokens:
+            return 0
+        arenas = (arena for arena in (storage.full, *storage.windows) if arena.layers)
+        return attention.in_place_tokens if all(map(attention.covers, arenas)) else 0
+
     def arrange(
         self, spans: Sequence[TokenSpan], forward_tokens: int = FORWARD_TOKENS
     ) -> StepForwards:
         """The forwards that compute these spans; `forward_tokens` as in `ForwardCost`."""
-        padding_keys = self.execution.attention.padding_keys
-        layers = len(self.layout.specs)
         cost = ForwardCost(
-            forward_tokens, padding_keys, self.most_keys, layers, self.context_tokens
+            forward_tokens,
+            self.execution.attention.padding_keys,
+            self.most_keys,
+            len(self.layout.specs),
+            self.context_tokens,
+            self.in_place_tokens,
         )
         return self.execution.batching.arrange(spans, cost)
 

@@ -119,7 +119,6 @@ class LayerView(UnusedView):
         is_own = self.fetched is not None and keys is self.fetched[0] and values is self.fetched[1]
         if is_own:
             queries = self.layer.rotated(queries)
-            self.layer.query_heads = queries.shape[1]
         if not forward.stands_in:
             if is_own and self._is_causal(mask):
                 output = self._attend_blocks(0, queries, scale, self._window, sinks)
@@ -163,6 +162,7 @@ class LayerView(UnusedView):
         sinks: mx.array | None,
     ) -> mx.array | None:
         """Attention of one group to its blocks. None where the model's own is to compute it."""
+        self.layer.query_heads = queries.shape[1]
         attention = self._attentions[index]
         if attention is None:
             return None
