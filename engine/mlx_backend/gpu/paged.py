@@ -24,6 +24,7 @@ from engine.mlx_backend.gpu.work_units import (
     UNIT_FIELDS,
     WorkUnits,
     make_units,
+    next_power,
 )
 from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.kv.shape import LayerShape
@@ -142,7 +143,7 @@ class PagedAttention(Attention):
             units = make_units(
                 kind, table, (n_blocks - 1) * size, most * size, 1, min_saved_blocks=min_saved
             )
-            n_queries = 1 << (-(-units.n_partials // key.group) - 1).bit_length()
+            n_queries = next_power(-(-units.n_partials // key.group))
             n = max(len(units.units), len(units.parts), n_queries)
             arrays += _padded(units, n)
             sizes += [*key, n]
@@ -258,12 +259,13 @@ def _shared_blocks(work: WorkUnits, n_rows: int) -> Counts:
     """How many blocks of each row are read for other rows, too, `[n_rows]`: those before the end of
     the last run that it shares.
     """
-    row, rows, entry, entries = work.units[:, :4].T
     shared = np.zeros(n_rows, np.int32)
-    is_shared = rows > 1
-    index = np.repeat(np.flatnonzero(is_shared), rows[is_shared])
-    nth = np.arange(len(index)) - np.repeat(
-        np.cumsum(rows[is_shared]) - rows[is_shared], rows[is_shared]
-    )
-    np.maximum.at(shared, work.order[row[index] + nth], (entry + entries)[index])
+    columns = work.units.T
+    row, rows, entry, entries, _, first_query = columns[:6]
+    runs = np.flatnonzero((rows > 1) & (first_query == 0))  # each once, however many tiles it has
+    if runs.size:
+        counts = rows[runs]
+        run = np.repeat(runs, counts)
+        nth = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)
+        np.maximum.at(shared, work.order[row[run] + nth], (entry + entries)[run])
     return shared

@@ -137,7 +137,7 @@ def make_units(
         _padded(order, n_rows),
         _padded(first_parts, n_rows + 1),
         _padded(parts, int((runs * rows).sum())),
-        max(int(_power((runs * n_queries).sum())), MIN_ARRAY),
+        max(next_power(int((runs * n_queries).sum())), MIN_ARRAY),
         covered,
     )
 
@@ -157,14 +157,19 @@ def _repeated(counts: Counts) -> tuple[Ints, Ints]:
     return index.astype(np.int32), nth.astype(np.int32)
 
 
+def next_power(n: int) -> int:
+    """The power of two that is at least `n`."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def _power(n: npt.ArrayLike) -> Ints:
-    """The power of two that is at least each `n`."""
+    """The power of two that is at least each of `n`."""
     return (2 ** np.ceil(np.log2(np.maximum(n, 1)))).astype(np.int32)
 
 
 def _padded(array: npt.NDArray[np.integer], n: int) -> Ints:
     """With zeros at the end, up to the power of two that is at least `n`, and MIN_ARRAY."""
-    size = max(int(_power(max(n, len(array)))), MIN_ARRAY)
+    size = max(next_power(max(n, len(array))), MIN_ARRAY)
     padded = np.zeros((size, *array.shape[1:]), np.int32)
     padded[: len(array)] = array
     return padded
