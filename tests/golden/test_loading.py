@@ -34,7 +34,7 @@ from engine.values.settings import EngineConfig
 from kvstore.ops import TablePatch
 from measuring.random_checkpoint import CONFIGS, VOCAB_SIZE, tiny_tokenizer, train_tokenizer
 from tests.checkpoints import FAMILIES, Family, write_family
-from tests.devices import tolerance
+from tests.devices import DEVICE, is_cpu, tolerance
 from tests.golden.driving import Driver, compute_one, random_tokens, reference, rms, sampled_token
 from tests.offline import Served, load
 
@@ -236,6 +236,18 @@ def test_on_a_gpu_cascade_is_refused_and_auto_gathers(
         assert [each.name for each in attentions(name, loaded)] == ["gather"]
     with pytest.raises(ModelError, match=r"^the setting attention is cascade, which is for CPUs"):
         attentions("cascade", loaded)
+
+
+def test_paged_serves_where_it_is_set_and_on_a_cpu_never_else(
+    checkpoint_of: Callable[[str], Path],
+) -> None:
+    """It passes the check at load, in windows, too."""
+    loaded = open_model(checkpoint_of("gemma3_text"), 1 << 30)
+    if is_cpu(DEVICE):
+        assert [each.name for each in attentions("auto", loaded)] == ["cascade", "gather"]
+    execution = load_weights(loaded, attentions("paged", loaded), lambda line: None)
+    assert execution.attention.name == "paged"
+    assert execution.batching.name == "joined rows"
 
 
 def test_a_wrong_attention_is_not_served(checkpoint_of: Callable[[str], Path]) -> None:
