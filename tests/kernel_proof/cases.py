@@ -128,7 +128,8 @@ class Tables:
 
     @property
     def is_padding(self) -> npt.NDArray[np.bool_]:
-        return self.stops == 0
+        padding: npt.NDArray[np.bool_] = self.stops == 0
+        return padding
 
     @property
     def last_seen(self) -> Ints:
@@ -219,7 +220,7 @@ def random_case(of: Layer, random: np.random.Generator) -> Drawn:
     )
     planes, values_at = (keys.planes, values.planes), 0
     if of.shape.heads.share_plane:  # all of K before all of V
-        both = [mx.concatenate(pair) for pair in zip(*planes, strict=True)]
+        both = [mx.concatenate(list(pair)) for pair in zip(*planes, strict=True)]
         planes, values_at = (both, both), is_seen.size
     shape = rows, kind.kv_heads, kind.group, step.width, kind.key_dim
     numbers = mx.array(random.standard_normal(shape).astype(np.float32))
