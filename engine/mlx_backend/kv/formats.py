@@ -139,13 +139,17 @@ def codecs(
     attention (one head whose K and V are unlike), from which all heads are made. Half precision is
     used where it is smaller.
     """
-    is_latent = kv_heads == 1 and dims[0] != dims[1]
-    bits = (0, 0) if is_latent else _BITS.get(format, (0, 0))
+    bits = (0, 0) if is_latent(kv_heads, dims) else _BITS.get(format, (0, 0))
     keys, values = (
         _codec(dim, dtype, n_bits, HALF.get(format, dtype))
         for dim, dtype, n_bits in zip(dims, dtypes, bits, strict=True)
     )
     return keys, values
+
+
+def is_latent(kv_heads: int, dims: tuple[int, int]) -> bool:
+    """Whether a layer with K and V of these dimensions keeps one latent vector for all heads."""
+    return kv_heads == 1 and dims[0] != dims[1]
 
 
 def _codec(dim: int, dtype: mx.Dtype, bits: int, half: mx.Dtype) -> Codec:

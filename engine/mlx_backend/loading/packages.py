@@ -24,6 +24,7 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from engine.api import ModelError, Progress, one_line
 from engine.process.child import ending
+from engine.process.folders import cache_folder
 
 CONTENT = "conversion.json"
 """The file of a checkpoint that is written last: the sizes of the others by name."""
@@ -100,17 +101,12 @@ class PackagedModel:
         return folder
 
     def _folder(self) -> Path:
-        """The folder of the checkpoint. It may not exist.
-
-        https://specifications.freedesktop.org/basedir-spec/latest/
-        """
-        cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        if not cache.is_absolute():
-            try:
-                cache = Path.home() / ".cache"
-            except RuntimeError as error:
-                raise ModelError(f"there is no cache folder: {one_line(error)}") from error
-        return cache / "rootstock" / f"{self.name}-{self.version}-{self.conversion}"
+        """The folder of the checkpoint. It may not exist."""
+        try:
+            cache = cache_folder()
+        except RuntimeError as error:
+            raise ModelError(f"there is no cache folder: {one_line(error)}") from error
+        return cache / f"{self.name}-{self.version}-{self.conversion}"
 
     @contextmanager
     def _alone(self, parent: Path) -> Iterator[None]:

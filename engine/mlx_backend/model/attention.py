@@ -63,11 +63,16 @@ class Attention:
     gathers. `padding_keys`: padding rows by this many keys costs as much as one more forward.
     `in_place_tokens`: in arenas that it `covers`, rows of up to this many tokens are not padded to
     the longest, and take no memory for their keys; 0: all are gathered.
+    `fallback`: computes a forward again that has failed; None: nothing does. `problem`: the failure
+    for which it serves, and `fallbacks` the number of forwards that were computed again.
     """
 
     name = "gather"
     gathered_copies = 1
     in_place_tokens = 0
+    fallback: "Attention | None" = None
+    problem = ""
+    fallbacks = 0
 
     def __init__(self, padding_keys: float = math.inf) -> None:
         self.padding_keys = padding_keys
@@ -99,6 +104,11 @@ class Attention:
     def covers(self, arena: Arena) -> bool:
         """Whether rows of up to `in_place_tokens` tokens read all of an arena's blocks in place."""
         return False
+
+    def give_up(self, error: Exception) -> None:
+        """Attend by `fallback` from now on: it has computed a forward that had failed. Called only
+        where there is one.
+        """
 
     def shares_prefixes(self, table: BlockTable) -> bool:
         """Whether rows with these tables share prefixes that `prepare` attends to once for all, and
@@ -150,6 +160,12 @@ class _RowByRow(BlockAttention):
             padding = group.length - n_tokens
             outputs.append(mx.pad(own, [(0, 0), (0, 0), (0, padding), (0, 0)]) if padding else own)
         return mx.concatenate(outputs)
+
+
+def gather_of_device(padding_keys: float = math.inf) -> Attention:
+    """`gather` for this device."""
+    is_cuda = mx.default_device() != mx.cpu and mx.cuda.is_available()
+    return RowByRowAttention(padding_keys) if is_cuda else Attention(padding_keys)
 
 
 def gathered_padding_keys(weight_bytes: int, token_bytes: int) -> float:
