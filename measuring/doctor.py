@@ -146,6 +146,12 @@ SECTIONS = (
         "is MLX's attention over contiguous keys, without a gather, and `times` compares with it.",
     ),
     SectionPlan(
+        "attention choice",
+        10,
+        "Attentions compared anew, on a GPU, for each kind of layer of the configured model, in "
+        "milliseconds a layer by rows and keys. What serves is kept for the daemon's next start.",
+    ),
+    SectionPlan(
         "layouts",
         16,
         "The same attention after a gather of shuffled blocks, in two layouts of the arena: "

@@ -14,7 +14,7 @@ def cases_of(task: Task) -> Cases:
     nothing that the section measures.
     """
     with mlx_imports():
-        from measuring import device, engine_step  # noqa: PLC0415 - BLAS first
+        from measuring import attention_choice, device, engine_step  # noqa: PLC0415 - BLAS first
 
     config, sizes = task.config, task.config.sizes
     sections: dict[str, Callable[[], Cases]] = {
@@ -23,6 +23,7 @@ def cases_of(task: Task) -> Cases:
             "model": partial(engine_step.model_facts, config.engine),
         },
         "attention": lambda: device.attention_cases(sizes),
+        "attention choice": lambda: attention_choice.choice_cases(config),
         "layouts": lambda: device.layout_cases(sizes),
         "step": lambda: engine_step.step_cases(config),
         "memory": lambda: engine_step.memory_cases(config),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -46,14 +47,19 @@ from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.patches import rope_digest
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
+from engine.mlx_backend.tuning.choice import AttentionChoice, choose_attention
+from engine.mlx_backend.tuning.kinds import Kinds, kinds_of
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.settings import DEMO_NAME, EngineConfig
-from engine.values.stats import MachineReport, ModelMemory, readable_bytes
+from engine.values.stats import DecodeStats, MachineReport, ModelMemory, readable_bytes
 from kvstore.sizes import StorageSizes
 
 UNSTATED_TOKENS = 1 << 20
 """The longest context of a model whose files state none, where memory allows as much."""
+
+SPARE_SHARE = 4
+"""A quarter of the free memory may be taken while attentions are compared."""
 
 FIRST_SHARE = 8
 """On a Mac the KV cache begins with an eighth of its memory, and grows."""
@@ -65,7 +71,7 @@ class OpenedModel:
 
     checkpoint: Path
     loaded: LoadedModel
-    attentions: tuple[Attention, ...]  # that may serve, the preferred one first
+    choice: AttentionChoice
     machine: host.Machine
     used_bytes: int  # that MLX had given out
 
@@ -91,7 +97,7 @@ class OpenedModel:
                 layout,
                 loaded.weight_bytes,
                 loaded.query_heads,
-                self.attentions[0],
+                self.choice.attentions[0],
                 self.machine.fused,
             ),
             vocab_size=layout.vocab_size,
@@ -119,9 +125,23 @@ def open_checkpoint(config: EngineConfig, checkpoint: Path) -> OpenedModel:
         config.kv_format,
         config.state_format,
     )
-    return OpenedModel(
-        checkpoint, loaded, attentions(config.attention, loaded), machine, used_bytes
-    )
+    choice = _attention_choice(config, loaded, None, lambda line: None)
+    return OpenedModel(checkpoint, loaded, choice, machine, used_bytes)
+
+
+def _attention_choice(
+    config: EngineConfig, loaded: LoadedModel, spare_bytes: int | None, report: Report
+) -> AttentionChoice:
+    """See `choose_attention`. Raises ModelError."""
+    kinds, found = layer_kinds(config, loaded), attentions(config.attention, loaded)
+    return choose_attention(config, kinds, found, spare_bytes, report)
+
+
+def layer_kinds(config: EngineConfig, loaded: LoadedModel) -> Kinds:
+    """The kinds of a model's layers with these settings."""
+    longest = config.max_model_len or loaded.max_context_tokens or UNSTATED_TOKENS
+    layout, block_size = loaded.layout, config.block_size
+    return kinds_of(loaded.model, layout, loaded.query_heads, block_size, longest)
 
 
 def assemble_opened(
@@ -135,6 +155,8 @@ def assemble_opened(
     `start_compiler` has returned. Raises ModelError.
     """
     loaded, layout = opened.loaded, opened.loaded.layout
+    spare_bytes = opened.machine.left_bytes // SPARE_SHARE
+    opened = replace(opened, choice=_attention_choice(config, loaded, spare_bytes, report))
     plan = opened.plan(config)
     _limit_allocator(opened, plan)
     read_weights(loaded, report)
@@ -144,7 +166,7 @@ def assemble_opened(
         report(f"{problem}: MLX fuses no operations, and all steps take longer")
     elif compiler is not None and compiler.is_first_start:
         report("kernels: g++ builds them, once on this machine, so that this start takes longer")
-    execution = check_model(loaded, opened.attentions, report)
+    execution = check_model(loaded, opened.choice.attentions, report)
     divergences = check_formats(loaded, execution, config, report)
     pooled = pooled_by(loaded, execution.head, opened.checkpoint)
     if token_bytes := measured_token_bytes(loaded.model, layout, execution):
@@ -179,8 +201,11 @@ def assemble_opened(
         embedder=pooled.embedder,
         reranker=pooled.reranker,
         batching=_batching(execution),
-        slowdowns=tuple(_slowdowns(execution, opened.attentions[0], plan.sizes, problem)),
+        attention=execution.attention.name,
+        attention_choice=opened.choice.words(execution.attention),
+        slowdowns=tuple(_slowdowns(execution, opened.choice.attentions[0], plan.sizes, problem)),
     )
+    report(f"attention: {card.attention_choice}")
     if card.tasks != (Task.GENERATE,):
         report(f"tasks: {', '.join(card.tasks)}")
     hf_tokenizer = loaded.tokenizer._tokenizer
@@ -196,7 +221,7 @@ def assemble_opened(
         f"rope={rope_digest()}",
         part_bytes=storage.part_bytes,
         memory=meter.stats,
-        decode=decode.stats,
+        decode=partial(_decode_stats, decode, execution.attention),
         rest=runner.grow_ahead,
         release_thread=release_thread,
     )
@@ -226,7 +251,18 @@ def _planned_card(
         template=template_kind(loaded.tokenizer),
         kv_format=layout.format_in_use,
         state_format=str(layout.state_format) if layout.states else "",
+        attention=opened.choice.attentions[0].name,
+        attention_choice=opened.choice.words(opened.choice.attentions[0]),
         license=Checkpoint(opened.checkpoint).license,
+    )
+
+
+def _decode_stats(decode: DecodePath, attention: Attention) -> DecodeStats:
+    """How steps are computed now. Any thread may call it."""
+    return replace(
+        decode.stats(),
+        attention_problem=attention.problem,
+        attention_fallbacks=attention.fallbacks,
     )
 
 
@@ -322,6 +358,7 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
             report,
             card=_planned_card(config, opened, plan, blas),
             memory=plan.memory,
+            attention=opened.choice.trials,
         )
     except Exception as error:  # the words that `load_backend` would have
         problem = str(error) if isinstance(error, ModelError) else one_line(error)

@@ -238,12 +238,15 @@ class MlxRunner:
     @contextmanager
     def _computing(self, step: _SubmittedStep) -> Iterator[None]:
         """Within the context the device is given the step's forwards. A compiled one that fails is
-        the last.
+        the last, unless another attention may be better.
         """
         try:
             yield
         except Exception as error:
-            if step.is_compiled and self._decode_path is not None:
+            attention = self._model.execution.attention
+            if attention.fallback is not None and not _can_be_evaluated(step.awaited):
+                attention.give_up(error)
+            elif step.is_compiled and self._decode_path is not None:
                 self._decode_path.give_up(error)
             raise
 
@@ -428,6 +431,15 @@ def _accept_tokens(step: _SubmittedStep) -> _AcceptedTokens:
             one.accept(accepted)
         found[one.row.sequence_id] = accepted or ()
     return found
+
+
+def _can_be_evaluated(arrays: list[mx.array]) -> bool:
+    """Whether the device computes these arrays."""
+    try:
+        mx.eval(arrays)
+    except Exception:  # MLX may raise anything
+        return False
+    return True
 
 
 def _row_results(step: _SubmittedStep, accepted: _AcceptedTokens) -> tuple[RowResult, ...]:

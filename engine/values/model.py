@@ -173,6 +173,21 @@ class ModelCard:
         str, Fact("How rows share forwards, and why not in a better way.", label="batching")
     ] = ""
     kv_events: KVEventSource | None = None
+    attention: Annotated[
+        str,
+        Fact(
+            "The attentions that serve; of several, each where it was the fastest.",
+            places=(Place.MODELS, Place.METRIC),
+        ),
+    ] = ""
+    attention_choice: Annotated[
+        str,
+        Fact(
+            "Which attention reads the blocks for how many rows and keys, and why no other.",
+            label="attention",
+            places=(Place.MODELS,),
+        ),
+    ] = ""
     slowdowns: tuple[str, ...] = ()
     """Reasons why steps are slower or reuse less than they could: sentences, each with a remedy."""
 

@@ -298,8 +298,9 @@ class EngineConfig:
         Literal["auto", "gather", "cascade", "paged"],
         Setting(
             Section.COMPUTING,
-            "How attention reads the blocks; auto is cascade on a CPU (the only device that has "
-            "it), else gather. paged reads them in place on a GPU, and is slow on a CPU.",
+            "How attention reads the blocks; auto is cascade on a CPU, and on a GPU what was the "
+            "fastest when compared at the first load. paged reads them in place on a GPU, and is "
+            "slow on a CPU.",
         ),
     ] = "auto"
     pooling: Annotated[

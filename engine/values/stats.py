@@ -7,6 +7,7 @@ from enum import StrEnum
 from operator import add
 from typing import Literal, TypeAlias
 
+from engine.values.attention import AttentionTrial
 from engine.values.model import ModelCard
 from engine.values.output import FinishReason
 from engine.values.request import RefusalReason, WaitReason
@@ -183,12 +184,17 @@ class DecodeStats:
 
     `steps` counts all steps since the start, `compiled_steps` those that a compiled function took.
     `problem` is the failure because of which decodes are eager, or empty.
+
+    `attention_problem` is the failure because of which attention is `gather`, or empty, and
+    `attention_fallbacks` counts the forwards that were computed again with it.
     """
 
     why: str
     steps: int
     compiled_steps: int
     problem: str = ""
+    attention_problem: str = ""
+    attention_fallbacks: int = 0
 
 
 DISK_FAULTS = tuple(fault.value for fault in Fault)
@@ -361,3 +367,4 @@ class MachineReport:
     problem: str = ""  # why the model cannot be served here; "" when it can
     card: ModelCard | None = None  # as far as it is known before the weights are read
     memory: ModelMemory | None = None  # what the model will take
+    attention: tuple[AttentionTrial, ...] = ()  # what comparisons on this device have found

@@ -58,6 +58,10 @@ def alarms(stats: EngineStats, card: ModelCard | None) -> list[str]:
     if stats.decode is not None and stats.decode.problem:
         problem = f"decodes are eager, so tokens take longer: {stats.decode.problem}"
         found.append(_sentence(problem, "Unload and load the model to try again"))
+    if stats.decode is not None and stats.decode.attention_problem:
+        problem = f"attention gathers, so tokens take longer: {stats.decode.attention_problem}"
+        advice = "Report it; `rootstock doctor --measure --model NAME` compares attentions again"
+        found.append(_sentence(problem, advice))
     return found
 
 

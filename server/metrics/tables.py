@@ -261,6 +261,12 @@ DECODE: tuple[Row[DecodeStats], ...] = (
         "Steps that the model computed: compiled, a replayed decode; eager, any other.",
         lambda d: [("compiled", d.compiled_steps), ("eager", d.steps - d.compiled_steps)],
     ),
+    Counter(
+        "rootstock_attention_fallbacks",
+        "Forwards computed again with gather, which serves since, because another attention "
+        "failed.",
+        lambda d: d.attention_fallbacks,
+    ),
 )
 
 DISK: tuple[Row[DiskCacheStats], ...] = (

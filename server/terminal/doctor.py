@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter
 from rich.console import Group, RenderableType
+from rich.table import Table
 
 from engine.api import ModelError
 from engine.launch import describe_machine, local_checkpoint, tokenizer_of
+from engine.values.attention import AttentionTrial, TrialState
 from engine.values.model import ModelCard
 from engine.values.settings import SMOLLM2_NAME, EngineConfig
 from engine.values.stats import MachineReport
@@ -27,6 +29,7 @@ from server.terminal.console import (
     bytes_text,
     errors_printed,
     facts,
+    listing,
     memory_listing,
     show,
 )
@@ -132,7 +135,37 @@ def machine_table(report: MachineReport, traits: TemplateTraits | None) -> Rende
     if traits is not None:
         taken = ", ".join(f"{name} {value}" for name, value in asdict(traits).items())
         rows.append(("chat template", taken))
-    return Group(facts(rows), memory_listing([(card.name, report.memory)]))
+    tables = [memory_listing([(card.name, report.memory)])]
+    for trial in report.attention:
+        tables.append(facts([("attention", f"{trial.kind}: {_ending(trial)}")]))
+        if trial.cells:
+            tables.append(_times(trial))
+    return Group(facts(rows), *tables)
+
+
+def _ending(trial: AttentionTrial) -> str:
+    """How the comparison of attentions for a kind of layer has ended."""
+    if trial.state is TrialState.PASSED:
+        reasons = [f"not {name}: {why}" for name, why in trial.rejected.items()]
+        return "; ".join(["milliseconds a layer, of decodes on this device", *reasons])
+    return trial.why or "a comparison has begun and not ended"
+
+
+def _times(trial: AttentionTrial) -> Table:
+    """The times of attentions by rows and keys, and which of them serves."""
+    names = list(dict.fromkeys(name for cell in trial.cells for name in cell.milliseconds))
+    rows = [
+        (
+            f"{cell.rows:,} x {cell.keys:,}",
+            *(
+                _figure(cell.milliseconds[name]) if name in cell.milliseconds else "-"
+                for name in names
+            ),
+            cell.fastest,
+        )
+        for cell in trial.cells
+    ]
+    return listing(["rows x keys", *names, "serves"], rows)
 
 
 def to_json(found: Measurements) -> str:

@@ -126,11 +126,18 @@ def test_alarms_say_what_is_wrong_and_what_to_do() -> None:
         card=replace(CARD, slowdowns=("Steps take longer. Report the model.",)),
         n_contradictions=1,
         disk=replace(DISK, write_fault="no_space", is_day_spent=True, ended_threads=("reader",)),
-        decode=replace(DECODE, problem="building its kernels ended with signal 9"),
+        decode=replace(
+            DECODE,
+            problem="building its kernels ended with signal 9",
+            attention_problem="RuntimeError: no such kernel",
+            attention_fallbacks=3,
+        ),
     )
     with running(engine, Settings(port=0)) as url:
         (model,) = httpx.get(f"{url}/admin/models").json()["models"]
-    recount, threads, write, day, steps, decode = model["alarms"]
+        metrics = httpx.get(f"{url}/metrics").text
+    assert value(metrics, "rootstock_attention_fallbacks_total", model="test/bytes") == 3
+    recount, threads, write, day, steps, decode, attention = model["alarms"]
     assert recount.startswith("The KV store contradicts itself")
     assert threads == "Threads of the disk cache have ended: reader. Start the daemon again."
     assert write.endswith("no_space. Free some of the disk, or lower disk_cache_bytes.")
@@ -138,6 +145,10 @@ def test_alarms_say_what_is_wrong_and_what_to_do() -> None:
     assert steps == "Steps take longer. Report the model."
     assert "signal 9" in decode
     assert decode.endswith("to try again.")
+    assert "no such kernel" in attention
+    assert attention.endswith(
+        "`rootstock doctor --measure --model NAME` compares attentions again."
+    )
 
 
 def test_a_sound_model_has_no_alarm_and_one_that_nobody_pinned_is_not_pinned() -> None:

@@ -268,7 +268,9 @@ def test_what_checks_at_load_take_is_in_the_plan(
 
     executions = list[Execution]()
     check = peak_of(
-        lambda: executions.append(load_weights(opened.loaded, opened.attentions, lambda line: None))
+        lambda: executions.append(
+            load_weights(opened.loaded, opened.choice.attentions, lambda line: None)
+        )
     )
     assert plan.check_bytes / 8 < check < plan.check_bytes
 

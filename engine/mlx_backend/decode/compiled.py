@@ -147,6 +147,7 @@ class CompiledDecode:
         # would stay until the garbage collector comes.
         self._clear = self._new_clear()
         self._refusal: tuple[list[BatchRow], str, int] | None = None
+        self._attention_problem = model.execution.attention.problem
         self.problem = ""  # why no step is compiled any more
         self.steps = Counter[str]()
 
@@ -156,6 +157,11 @@ class CompiledDecode:
         """Logits of one token of each row, `[lines, vocabulary]`, whose first lines are the rows';
         None where the eager path is to compute them. `tokens(lines)`: uint32 `[lines]`, the tokens.
         """
+        attention = self._model.execution.attention
+        if attention.problem != self._attention_problem:  # what is traced still has it
+            self._attention_problem = attention.problem
+            self._batch = None
+            self.forget_traces()
         try:
             logits, reason = self._forward(rows, tokens)
         except Exception as error:  # a model may raise anything while it is traced

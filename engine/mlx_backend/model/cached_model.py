@@ -121,8 +121,23 @@ class CachedModel:
 
         Raises whatever the model raises; the spans' blocks and states are undefined then.
         """
+        attention = self.execution.attention
+        try:
+            return self._forward(batch, token_ids, attention)
+        except Exception as error:
+            if attention.fallback is None:
+                raise
+            # K and V that were written are written again, with the same numbers.
+            try:
+                computed = self._forward(batch, token_ids, attention.fallback)
+            except Exception:
+                raise error from None  # so it was not the attention's
+            attention.give_up(error)
+            return computed
+
+    def _forward(self, batch: ForwardBatch, token_ids: mx.array, attention: Attention) -> Computed:
         execution, states = self.execution, self.storage.states
-        views = views_of(self.storage, self.layout, execution.attention, execution.batching, batch)
+        views = views_of(self.storage, self.layout, attention, execution.batching, batch)
         tokens, read = token_ids[mx.array(batch.token_indices())], batch.read_indices()
         is_partial = read.size not in (0, tokens.size)
         with (

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from engine.values.attention import AttentionTrial, TimedCell, TrialState
 from engine.values.stats import MachineReport, ModelMemory
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import MIB, DiskLimits
@@ -292,6 +293,30 @@ def test_doctor_says_what_the_chat_template_takes() -> None:
     (line,) = [each for each in console.export_text().splitlines() if "chat template" in each]
     assert "content parts, system system, late_system user, " in line
     assert "call_ids any, tools declared" in line
+
+
+def test_doctor_shows_the_times_of_attentions_and_why_one_has_none() -> None:
+    found = AttentionTrial(
+        "32 heads over 8 KV heads of 128",
+        TrialState.PASSED,
+        cells=(
+            TimedCell(1, 1024, {"gather": 0.05, "paged": 0.049}),
+            TimedCell(8, 8192, {"gather": 3.51, "paged": 0.2, "cascade": 1.37}),
+        ),
+        rejected={"paged wide": "it is wrong by 7.0% of the output's size"},
+    )
+    failed = AttentionTrial("other layers", TrialState.FAILED, "its process ended: SIGSEGV")
+    console = Console(record=True, width=160, file=StringIO())
+    console.print(machine_table(replace(REPORT, attention=(found, failed))))
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    at = lines.index("rows x keys gather paged cascade serves")
+    assert lines[at + 1 :] == [
+        "1 x 1,024 0.05 0.049 - gather",  # less than 5% faster
+        "8 x 8,192 3.51 0.2 1.37 paged",
+        "attention other layers: its process ended: SIGSEGV",
+    ]
+    assert "32 heads over 8 KV heads of 128" in lines[at - 1]
+    assert "not paged wide: it is wrong by 7.0% of the output's size" in lines[at - 1]
 
 
 MEASURED = Measurements(
