@@ -537,7 +537,9 @@ async def test_a_request_that_cannot_be_served_is_refused_before_its_grammar_is_
 def test_a_hosted_engine_can_be_killed_when_its_server_has_closed() -> None:
     """As a process can. macOS refuses to shut down a socket whose other end is closed."""
     ours, theirs = socket.socketpair()
-    engine = ThreadAsProcess(theirs, lambda config, report, *rest: Parts().build(*rest))
+    engine = ThreadAsProcess(
+        theirs, lambda config, report, *rest: EngineThread(Parts().build, *rest)
+    )
     ours.close()
     assert engine.wait(PATIENCE) == 0
     engine.kill()

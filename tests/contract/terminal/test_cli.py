@@ -307,7 +307,7 @@ def test_doctor_shows_the_times_of_attentions_and_why_one_has_none() -> None:
     )
     failed = AttentionTrial("other layers", TrialState.FAILED, "its process ended: SIGSEGV")
     console = Console(record=True, width=160, file=StringIO())
-    console.print(machine_table(replace(REPORT, attention=(found, failed))))
+    console.print(machine_table(replace(REPORT, attention=(found, failed)), None))
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
     at = lines.index("rows x keys gather paged cascade serves")
     assert lines[at + 1 :] == [
