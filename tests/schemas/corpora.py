@@ -65,7 +65,9 @@ def of_pydantic(type_: Any, mode: JsonSchemaMode) -> dict[str, Any] | None:
 
 
 def taken(tokenizer: LLTokenizer) -> dict[str, Any]:
-    """Of all schemas here those that a grammar takes."""
+    """Of all schemas here those that a grammar takes, and that validators read: they have no form
+    for `null` in place of a keyword's value.
+    """
     found = kept() | {name: row["schema"] for name, row in by_hand()}
     for name, type_ in exported_by_pydantic():
         if (schema := of_pydantic(type_, "validation")) is not None:
@@ -74,6 +76,8 @@ def taken(tokenizer: LLTokenizer) -> dict[str, Any]:
 
 
 def _is_taken(tokenizer: LLTokenizer, schema: Any) -> bool:
+    if isinstance(schema, dict) and None in schema.values():
+        return False
     try:
         compile_grammar(tokenizer, "json_schema", json.dumps(schema))
     except GrammarError:
