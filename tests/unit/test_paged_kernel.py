@@ -39,6 +39,7 @@ from engine.mlx_backend.kv.shape import LayerShape
 from engine.values.settings import KVFormat
 from tests.devices import cpu_attention
 from tests.kernel_proof import arena as proof_arena
+from tests.kernel_proof import program
 from tests.kernel_proof.cases import (
     TOLERANCES,
     Drawn,
@@ -53,7 +54,6 @@ from tests.kernel_proof.cases import (
 )
 from tests.kernel_proof.layers import LAYERS
 from tests.kernel_proof.mutations import MUTATIONS, notice
-from tests.kernel_proof.program import build, run
 from tests.kernel_proof.prove import label_of, prove
 
 pytestmark = cpu_attention
@@ -108,7 +108,7 @@ def test_the_stand_in_equals_attention_in_float64(of: Layer) -> None:
             )
             assert output.shape == (rows, heads, width, kind.value_dim)
             assert output.dtype == queries.dtype
-            assert distance(output, attention(kind, drawn.case)) < TOLERANCES[kind.queries]
+            assert distance(output, attention(kind, drawn.case)) < proof_arena.tolerance(of)
 
 
 @pytest.mark.parametrize("of", proof_arena.LAYERS, ids=label_of)
@@ -214,7 +214,7 @@ def test_each_query_meets_each_block_of_its_row_once(of: Layer) -> None:
 
 @of_layers
 def test_sizes_of_a_list_stay_while_rows_grow_within_their_tables(of: Layer) -> None:
-    for seed in range(3):
+    for seed in range(2):
         step = tables_of(of, seed)
         entries = step.tables.shape[1]
         most = np.where(step.is_padding, 0, entries).astype(np.int32)
@@ -253,7 +253,8 @@ def test_the_name_of_a_kernel_differs_wherever_its_text_does(
     others |= dict.fromkeys(("queries", "keys", "values"), Stored.CODES8)
     names = {kind.name}
     for field in fields(Kind):
-        value = others.get(field.name, 2 * int(getattr(kind, field.name) or 1))
+        own = getattr(kind, field.name)
+        value = others[field.name] if field.name in others else 2 * (own or 1)
         names.add(replace(kind, **{field.name: value}).name)
     assert len(names) == 1 + len(fields(Kind))
     monkeypatch.setattr(kinds, "source_text", lambda: "another text")
@@ -290,18 +291,11 @@ def test_a_layer_that_the_kernel_does_not_cover_is_refused(
 
 
 @proof
-@pytest.mark.parametrize(
-    "of",
-    [
-        layer((64, 64), group=4, window=20, has_sinks=True, width=3, most_entries=2),
-        layer((128, 64), format=KVFormat.K8V4, dtype=mx.float16, most_entries=4),
-    ],
-    ids=label_of,
-)
-def test_the_text_of_the_kernel_equals_attention_in_float64(of: Layer, tmp_path: Path) -> None:
+def test_the_text_of_the_kernel_equals_attention_in_float64(tmp_path: Path) -> None:
+    of = layer((64, 64), group=4, window=20, has_sinks=True, width=3, most_entries=2)
     report = prove(of, tmp_path, "g++", [5], 20)
     assert report.problem == ""
-    assert min(report.counts.values()) > 0
+    assert report.counts["whose rows have grown since their list was made"] > 0
 
 
 class FakeKernels:
@@ -310,11 +304,12 @@ class FakeKernels:
     """
 
     def __init__(self, kind: Kind, folder: Path) -> None:
-        self._program = build(kind, folder, "g++")
+        self._program = program.build(kind, folder, "g++")
         self._threads = kind.simds * WARP
         self._kind = kind
         self._inputs = dict[str, mx.array]()
         self._n_partials = 0
+        self._limits = np.zeros(MIN_ARRAY, np.int32)
 
     def make(
         self, name: str, inputs: list[str], outputs: list[str], body: str, header: str
@@ -355,23 +350,16 @@ class FakeKernels:
         sizes = np.array([shape[0], self._n_partials, *self._limits], np.int32)
         order = ["queries", "keys", "key_scales", "values", "value_scales", "places", "units"]
         order += ["order", "last_seen", "first_keys", "first_parts", "parts", "sinks"]
-        [outcome] = run(self._program, [[sizes, *(as_bytes(self._inputs[one]) for one in order)]])
+        [outcome] = program.run(
+            self._program, [[sizes, *(as_bytes(self._inputs[one]) for one in order)]]
+        )
         numbers = from_bytes(outcome.output, self._kind.queries).astype(np.float32)
         return [mx.array(numbers).reshape(shape).astype(dtype)]
 
 
 @proof
-@pytest.mark.parametrize(
-    "of",
-    [
-        layer((128, 64), format=KVFormat.K8V4, width=3),
-        layer((64, 64), dtype=mx.float32, has_sinks=True, window=40),
-    ],
-    ids=label_of,
-)
-def test_mlx_is_given_what_the_text_takes(
-    of: Layer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlx_is_given_what_the_text_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = layer((128, 64), format=KVFormat.K8V4, dtype=mx.float16, has_sinks=True, width=3)
     kind, random = of.kind, np.random.default_rng(7)
     fake = FakeKernels(kind, tmp_path)
     monkeypatch.setattr(mx.cuda, "is_available", lambda: False)
@@ -390,8 +378,6 @@ def test_mlx_is_given_what_the_text_takes(
 
 
 @proof
-@pytest.mark.parametrize(
-    "label", ["no barrier after the table is read", "a shuffle that some threads skip"]
-)
-def test_faults_in_the_text_are_noticed(label: str, tmp_path: Path) -> None:
-    assert "FAULT" in notice(*MUTATIONS[label], tmp_path, "g++", [6])
+def test_a_fault_in_the_text_is_noticed(tmp_path: Path) -> None:
+    before, after = MUTATIONS["no barrier after the table is read"]
+    assert "FAULT" in notice(before, after, tmp_path, "g++", [6])
