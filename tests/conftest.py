@@ -14,7 +14,7 @@ import pytest
 from engine.mlx_backend.blas import load_blas
 from tests.polling import WAIT_SECONDS
 from tests.profiles import load_profile
-from tests.real_model import index, smollm2  # noqa: F401 - fixtures for every test
+from tests.real_model import index, minilm, smollm2  # noqa: F401 - fixtures for every test
 
 # As in the daemon, before anything imports MLX: on the BLAS of its wheels products take many times
 # as long.

@@ -32,7 +32,6 @@ from tests.contract.scripted import CLIENT_SECONDS
 from tests.encoders import POSITIONS, TEXTS, WORDS, write_encoder, write_encoder_classifier
 from tests.hosting import loaded
 from tests.polling import WAIT_SECONDS
-from tests.real_model import minilm  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
@@ -289,7 +288,7 @@ def test_a_classifier_of_an_encoder_reranks(tmp_path: Path) -> None:
     assert refused["code"] == "task_not_supported"
 
 
-def test_minilm_finds_what_its_makers_publish(minilm: Path) -> None:  # noqa: F811
+def test_minilm_finds_what_its_makers_publish(minilm: Path) -> None:
     texts = [
         "That is a happy person",
         "That is a happy dog",
@@ -306,7 +305,7 @@ def test_minilm_finds_what_its_makers_publish(minilm: Path) -> None:  # noqa: F8
 
 
 def test_the_search_of_the_readme_finds_its_section(
-    minilm: Path,  # noqa: F811
+    minilm: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
