@@ -19,7 +19,6 @@ from engine.values.output import TokenLogprob
 from engine.values.request import Request
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints, chunks
 from server.dialects.job import Job, wire_json
-from server.dialects.logprobs import LOWEST_LOGPROB, token_text
 from server.dialects.openai import (
     ChunkWriter,
     UsageBody,
@@ -28,6 +27,7 @@ from server.dialects.openai import (
     usage_fields,
     wire_finish_reason,
 )
+from server.dialects.openai_logprobs import LOWEST_LOGPROB, token_text
 from server.dialects.render import RenderedRequests, rendered_request, rendered_response
 from server.generation.choice import AnswerUsage, Choice, Grew, Step
 from server.generation.request_fields import (

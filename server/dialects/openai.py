@@ -1,4 +1,4 @@
-"""Common parts of OpenAI's dialects: a chat's messages and conversation, usage, chunks."""
+"""Common parts of OpenAI's dialects: a chat's conversation, usage, chunks."""
 
 import time
 from collections import Counter
@@ -23,18 +23,18 @@ from server.dialects.error_shapes import openai_error
 from server.dialects.files import FileFields
 from server.dialects.job import StreamWriter, wire_json
 from server.dialects.openai_tools import (
+    AllowedToolChoice,
     ChatFunctionTool,
     ChatTool,
     ChatToolChoice,
+    DroppedTool,
     ForeignCall,
     FunctionCall,
     FunctionChoice,
     FunctionDeclaration,
+    NamedChoice,
     NamedFunction,
     ToolCalls,
-    chosen,
-    dropped_kinds,
-    served_tools,
 )
 from server.dialects.thinking_fields import ThinkingFields
 from server.errors import SERVER, UNSUPPORTED, ApiError
@@ -56,12 +56,7 @@ from server.generation.foreign_fields import Unsupported
 from server.generation.foreign_history import foreign_note, joined, log_dropped, log_foreign
 from server.generation.request_fields import ModelsTemplate, PromptRequest
 from server.generation.requests import ServedModel
-from server.generation.tools import (
-    MAX_TOOLS,
-    Tool,
-    ToolCall,
-    ToolChoice,
-)
+from server.generation.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice, ToolMode
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, escape_line_ends, sse_data
 from server.json_model import NULL, ByType, ReadAs, RequestModel, any_of, present
 
@@ -215,6 +210,37 @@ def chat_history(turns: Iterable[ChatTurn]) -> list[conversation.Message]:
     return messages
 
 
+def served_tools(tools: Iterable[Tool | DroppedTool]) -> list[Tool]:
+    """The tools that the model can call."""
+    return [tool for tool in tools if isinstance(tool, Tool)]
+
+
+def dropped_kinds(tools: Iterable[Tool | DroppedTool]) -> Counter[str]:
+    """The number of tools of each kind that is not served."""
+    return Counter(tool.kind for tool in tools if isinstance(tool, DroppedTool))
+
+
+def chosen(
+    choice: ToolMode | NamedChoice | AllowedToolChoice, tools: Sequence[Tool | DroppedTool]
+) -> ToolChoice:
+    """The choice in terms of the tools that are left. It is `auto` where none is left of those that
+    have to be called, and `none` where none is left of those that are allowed.
+    """
+    served = {tool.name for tool in served_tools(tools)}
+    dropped = dropped_kinds(tools).keys() - served
+    match choice:
+        case AllowedToolChoice(allowed_tools=allowed):
+            names = frozenset(tool.name for tool in allowed.tools) - dropped
+            return ToolChoice(allowed.mode, names) if names else ToolChoice("none")
+        case str():
+            is_left = choice != "required" or served or not dropped
+            return ToolChoice(choice) if is_left else ToolChoice()
+        case _ if choice.name in dropped:
+            return ToolChoice()
+        case _:
+            return ToolChoice("required", frozenset({choice.name}))
+
+
 class ConversationFields(PromptRequest, ThinkingFields):
     """The fields of a conversation. Validation makes the values of it, which are checked in whole
     before a model is loaded for them.
@@ -228,32 +254,22 @@ class ConversationFields(PromptRequest, ThinkingFields):
 
     @model_validator(mode="after")
     def _make_a_conversation(self) -> Self:
-        messages, tools = chat_history(self.messages), self.known_tools
+        messages, tools = chat_history(self.messages), served_tools(self.tools)
         if self.messages:
             check_messages(messages, "messages")
         check_tools(tools, "tools")
-        check_choice(self._choice, tools)
+        check_choice(chosen(self.tool_choice, self.tools), tools)
         if self.continue_final_message:
             check_continued(messages, "continue_final_message")
         return self
-
-    @property
-    def known_tools(self) -> list[Tool]:
-        """The tools that the model can call."""
-        return served_tools(self.tools) if self.tools else []
-
-    @property
-    def _choice(self) -> ToolChoice:
-        is_usual = self.tool_choice == "auto"
-        return ToolChoice() if is_usual else chosen(self.tool_choice, self.tools)
 
     @property
     def conversation(self) -> conversation.Conversation:
         """The conversation of these fields."""
         return conversation.Conversation(
             messages=chat_history(self.messages),
-            tools=self.known_tools,
-            tool_choice=self._choice,
+            tools=served_tools(self.tools),
+            tool_choice=chosen(self.tool_choice, self.tools),
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             cache_salt=self.cache_salt,
@@ -262,11 +278,10 @@ class ConversationFields(PromptRequest, ThinkingFields):
 
     def log_unserved(self, request_id: str) -> None:
         """Log what is not served of other servers' kinds."""
-        calls = [call for turn in self.messages for call in turn.foreign]
-        if calls:
+        if calls := [call for turn in self.messages for call in turn.foreign]:
             log_foreign(Counter(call.kind for call in calls), request_id)
-        if self.tools:
-            log_dropped(dropped_kinds(self.tools), request_id)
+        if dropped := dropped_kinds(self.tools):
+            log_dropped(dropped, request_id)
 
 
 class CompletionTokensDetails(TypedDict):

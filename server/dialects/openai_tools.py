@@ -1,8 +1,7 @@
 """Tools, tool choices and tool calls as OpenAI's chats have them. Several dialects share them."""
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -15,7 +14,6 @@ from server.generation.tools import (
     MAX_TOOLS,
     Tool,
     ToolCall,
-    ToolChoice,
     ToolMode,
     custom_arguments,
     custom_tool,
@@ -122,16 +120,6 @@ _ChatTool = Annotated[
 ChatTool = Annotated[Tool | DroppedTool, ReadAs(_ChatTool)]
 
 
-def served_tools(tools: Iterable[Tool | DroppedTool]) -> list[Tool]:
-    """The tools that the model can call."""
-    return [tool for tool in tools if isinstance(tool, Tool)]
-
-
-def dropped_kinds(tools: Iterable[Tool | DroppedTool]) -> Counter[str]:
-    """The number of tools of each kind that is not served."""
-    return Counter(tool.kind for tool in tools if isinstance(tool, DroppedTool))
-
-
 class NamedFunction(RequestModel):
     name: FunctionName
 
@@ -202,31 +190,7 @@ CHOICE_KIND = Discriminator(_choice_kind)
 TaggedMode = Annotated[ToolMode, Tag("Mode")]
 _Named = Annotated[NamedChoice, Tag("Named")]
 _Allowed = Annotated[AllowedToolChoice, Tag("Allowed")]
-_Choice = Annotated[TaggedMode | _Named | _Allowed, CHOICE_KIND]
-
-
-ChatToolChoice = _Choice
-
-
-def chosen(
-    choice: ToolMode | NamedChoice | AllowedToolChoice, tools: Sequence[Tool | DroppedTool]
-) -> ToolChoice:
-    """The choice in terms of the tools that are left. It is `auto` where none is left of those that
-    have to be called, and `none` where none is left of those that are allowed.
-    """
-    served = {tool.name for tool in served_tools(tools)}
-    dropped = dropped_kinds(tools).keys() - served
-    match choice:
-        case AllowedToolChoice(allowed_tools=allowed):
-            names = frozenset(tool.name for tool in allowed.tools) - dropped
-            return ToolChoice(allowed.mode, names) if names else ToolChoice("none")
-        case str():
-            is_left = choice != "required" or served or not dropped
-            return ToolChoice(choice) if is_left else ToolChoice()
-        case _ if choice.name in dropped:
-            return ToolChoice()
-        case _:
-            return ToolChoice("required", frozenset({choice.name}))
+ChatToolChoice = Annotated[TaggedMode | _Named | _Allowed, CHOICE_KIND]
 
 
 def _as_text(arguments: object) -> object:

@@ -14,8 +14,12 @@ from pydantic_core import PydanticCustomError
 from engine.api import ModelError
 from engine.launch import Checkpoint, open_checkpoint
 from server.dialects.endpoint import Endpoints
-from server.dialects.logprobs import token_text
-from server.dialects.openai import ChatConversation, MessagesOrPrompt, messages_or
+from server.dialects.openai import (
+    ChatConversation,
+    MessagesOrPrompt,
+    messages_or,
+)
+from server.dialects.openai_logprobs import token_text
 from server.errors import UNSUPPORTED, not_loaded
 from server.generation.prompt import check_token_ids
 from server.generation.request_fields import (

@@ -9,7 +9,7 @@ import httpx
 from tokenizers import Tokenizer
 
 from engine.text.byte_level import BYTE_OF
-from server.dialects.logprobs import token_text
+from server.dialects.openai_logprobs import token_text
 from tests.restart.asking import Heard, ask
 
 LEAD = 2e-3

@@ -24,8 +24,14 @@ from server.dialects.chat.schema import (
 )
 from server.dialects.endpoint import MODEL_ERRORS, Endpoints, chunks
 from server.dialects.job import Job, wire_json
-from server.dialects.logprobs import ChoiceLogprobs, chat_logprobs
-from server.dialects.openai import ChunkWriter, response_fields, usage_fields, wire_finish_reason
+from server.dialects.openai import (
+    ChunkWriter,
+    response_fields,
+    served_tools,
+    usage_fields,
+    wire_finish_reason,
+)
+from server.dialects.openai_logprobs import ChoiceLogprobs, chat_logprobs
 from server.dialects.render import RenderedRequest, rendered_request, rendered_response
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
 from server.generation.conversation import Chat
@@ -43,7 +49,9 @@ class ChatForm:
         self._names_tier = body.service_tier is not None
         self._include_usage = body.include_usage
         self._tokenizer = model.engine.tokenizer if body.logprobs else None
-        self._calls = FunctionCallForm() if body.functions else ToolCallsForm(body.known_tools)
+        self._calls = (
+            FunctionCallForm() if body.functions else ToolCallsForm(served_tools(body.tools))
+        )
 
     def whole(self, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
         """The JSON of a ChatCompletion."""

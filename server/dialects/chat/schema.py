@@ -6,8 +6,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from server.dialects.logprobs import ChoiceLogprobs
 from server.dialects.openai import ChatConversation, Content, UsageBody
+from server.dialects.openai_logprobs import ChoiceLogprobs
 from server.errors import UNSUPPORTED
 from server.generation.foreign_fields import Unsupported
 from server.generation.request_fields import GenerationRequest, TokenLimit

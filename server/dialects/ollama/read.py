@@ -13,7 +13,7 @@ from server.dialects.ollama.schema import (
     OllamaGenerationRequest,
     OllamaMessageParam,
 )
-from server.dialects.openai_tools import served_tools
+from server.dialects.openai import served_tools
 from server.errors import UNSUPPORTED, invalid, refused_field
 from server.generation.conversation import (
     ROLES,

@@ -61,7 +61,7 @@ from server.dialects.ollama.write import (
     vectors_job,
     without_answer,
 )
-from server.dialects.openai_tools import dropped_kinds
+from server.dialects.openai import dropped_kinds
 from server.errors import ApiError
 from server.generation.foreign_history import log_dropped
 from server.generation.pooling import embedding_requests

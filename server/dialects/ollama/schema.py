@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
-from server.dialects.logprobs import TokenLogprobBody
+from server.dialects.openai_logprobs import TokenLogprobBody
 from server.dialects.openai_tools import ChatTool
 from server.dialects.thinking_fields import ThinkingFields
 from server.generation.conversation import MAX_MESSAGES

@@ -11,7 +11,6 @@ from engine.values.output import FinishReason
 from engine.values.request import Request
 from server.dialects.error_shapes import ollama_error
 from server.dialects.job import Job, StreamWriter, as_arguments, wire_json
-from server.dialects.logprobs import TokenLogprobBody, chat_logprobs
 from server.dialects.ollama.schema import (
     DoneReason,
     OllamaAnswer,
@@ -22,6 +21,7 @@ from server.dialects.ollama.schema import (
     OllamaVector,
     OllamaVectors,
 )
+from server.dialects.openai_logprobs import TokenLogprobBody, chat_logprobs
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Step
 from server.generation.plan import AnswerPlan

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from server.dialects.error_shapes import ResponsesErrorEvent
-from server.dialects.logprobs import TokenLogprobBody
+from server.dialects.openai_logprobs import TokenLogprobBody
 from server.json_model import AnswerType
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

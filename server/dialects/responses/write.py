@@ -14,8 +14,8 @@ from pydantic_core import to_json
 from engine.values.model import Tokenizer
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from server.dialects.job import StreamWriter
-from server.dialects.logprobs import chat_logprobs
 from server.dialects.openai import wire_finish_reason
+from server.dialects.openai_logprobs import chat_logprobs
 from server.dialects.responses.client_tools import CallForm
 from server.dialects.responses.output import (
     ItemStatus,

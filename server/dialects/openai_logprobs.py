@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's chats write them, with the texts of tokens."""
+"""Log-probabilities as OpenAI's dialects have them."""
 
 from collections.abc import Sequence
 
