@@ -317,9 +317,12 @@ def _name_pattern(names: Schema) -> str | None:
     ):
         return pattern if isinstance(pattern, str) else None
     if says in ({"format"}, {"allOf"}):
-        stated = names.get("allOf") or [FORMATS.get(str(names.get("format")), {})]
-        is_pattern = len(stated) == 1 and stated[0].keys() == {"pattern"}
-        return stated[0]["pattern"] if is_pattern else None
+        stated = names.get("allOf", [FORMATS.get(str(names.get("format")))])
+        only = stated[0] if isinstance(stated, list) and len(stated) == 1 else None
+        pattern = (
+            only["pattern"] if isinstance(only, Mapping) and set(only) == {"pattern"} else None
+        )
+        return pattern if isinstance(pattern, str) else None
     if not says <= {"minLength", "maxLength"}:
         return None
     least, most = names.get("minLength") or 0, names.get("maxLength", "")
@@ -366,7 +369,8 @@ def _put_formats(schema: dict[str, Any]) -> None:
     next to the pattern that says what it means (of base64url, whether it is padded).
     """
     encoding = schema.pop("contentEncoding", None)
-    stated = schema.pop("format", encoding if encoding in _ENCODINGS else None)
+    is_known = isinstance(encoding, str) and encoding in _ENCODINGS
+    stated = schema.pop("format", encoding if is_known else None)
     kinds = schema.get("type", "string")
     allowed = kinds if isinstance(kinds, list) else [kinds]
     if not isinstance(stated, str) or "string" not in allowed:

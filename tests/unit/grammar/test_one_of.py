@@ -3,12 +3,14 @@
 import itertools
 import json
 import random
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
 import jsonschema_rs
 import pytest
 
+from engine.grammar.json_schema import faithful
 from engine.grammar.worker import GrammarError, compile_grammar
 from engine.values.negations import without_not
 from engine.values.one_of import MOST_BRANCHES, as_any_of
@@ -147,6 +149,33 @@ VALUES: list[Any] = [
         for values in itertools.product((1, "a", "-"), (2, "b", {"a": 1}, "-"), (True, "-"))
     ),
 ]
+
+
+KEYWORDS = (
+    *("oneOf", "not", "dependencies", "dependentRequired", "dependentSchemas", "required", "enum"),
+    *("type", "properties", "minimum", "minLength", "format", "contentEncoding", "$ref", "allOf"),
+    *("propertyNames", "pattern", "const", "anyOf", "additionalProperties", "$id", "definitions"),
+)
+ODD: list[Any] = [
+    *(None, True, 0, -1, 2.5, 10**400, "", "x", "base64", [], [1], ["a"], [True], [{}], [[]]),
+    *({}, {"a": 1}, {"a": []}, {"a": ["b"]}, {"allOf": {"a": 1}}, {"allOf": [True]}, {"not": 1}),
+    *({"allOf": [{"pattern": 1}]}, {"required": [1]}, {"type": [1]}, {"minLength": 1e300}),
+]
+
+
+def test_odd_values_of_keywords_are_taken_or_refused() -> None:
+    draw = random.Random(3)
+    for _ in range(1000):
+        schema: dict[str, Any] = {}
+        place = schema
+        for keyword in draw.sample(KEYWORDS, draw.randint(1, 4)):
+            place[keyword] = draw.choice(ODD)
+            if draw.random() < 0.3:
+                place[draw.choice(["not", "propertyNames"])] = place = {}
+        branches = [schema, draw.choice(ODD)]
+        for one in (schema, {"oneOf": branches}, {"not": schema}, {"dependencies": {"a": schema}}):
+            with suppress(ValueError):
+                faithful(json.dumps(one))
 
 
 def test_what_is_put_without_not_is_equal() -> None:
