@@ -86,7 +86,8 @@ def test_what_a_schema_forbids_is_never_generated(
         ({"x-guidance": {"lenient": True}, "uniqueItems": True}, "uniqueItems"),
         ({"type": "array", "items": [{}], "prefixItems": [{}]}, "prefixItems"),
         ({"type": "object", "minProperties": 2}, "minProperties"),
-        ({"const": 2**53 + 1}, "not a 64-bit float"),
+        ({"const": [2**53 + 1]}, "not a 64-bit float"),
+        ({"const": 2**61 - 1}, "not a 64-bit float"),  # a prime
         ({"enum": [[{"a": 10**400}]]}, "beyond 64-bit"),
         ({"const": "a\0b"}, "control characters"),
         ({"properties": {"\1": {}}, "patternProperties": {"^.$": False}}, "control characters"),
