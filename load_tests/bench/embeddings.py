@@ -29,7 +29,7 @@ import typer
 from engine.mlx_backend.loading.locate import find_checkpoint
 from load_tests.processes import free_port, running
 from load_tests.report import Table
-from load_tests.terminal import show_figures
+from load_tests.terminal import fail, show_figures
 
 DOCUMENTS = Path(__file__).parents[2] / "docs"
 N_TEXTS = 1000
@@ -152,7 +152,7 @@ def main(
             own = found[0].add(partial(ours, url, texts))
             first = found[1].add(other.embed)
             if not np.allclose(own[: len(first)], first, atol=1e-4):
-                raise typer.Exit("the vectors differ")
+                raise typer.Exit(fail("the vectors differ"))
     rows = tuple(
         (
             each.name,

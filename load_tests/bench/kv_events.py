@@ -11,6 +11,7 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 
 import typer
 import zmq
@@ -27,6 +28,7 @@ from kvstore.types import Namespace
 BLOCK_SIZE = 32
 PROMPT_BLOCKS = 32
 PROMPTS = 1250
+EVICTED = 3000
 
 
 def prompts(n_prompts: int) -> list[bytes]:
@@ -44,6 +46,11 @@ def index(tree: RadixTree, pool: BlockPool, packed: list[bytes]) -> None:
         tree.offer(pool.release(blocks))
 
 
+def evict_all(tree: RadixTree) -> None:
+    for _ in range(EVICTED):
+        tree.evict()
+
+
 def microseconds(hashes_blocks: bool, notes: bool, repeats: int) -> tuple[float, float]:
     """What it takes to index a block, and to evict one."""
     seconds, packed = [], prompts(200)
@@ -51,9 +58,9 @@ def microseconds(hashes_blocks: bool, notes: bool, repeats: int) -> tuple[float,
         pool = BlockPool(PROMPTS * PROMPT_BLOCKS)
         tree = RadixTree(pool, BLOCK_SIZE, hashes_blocks=hashes_blocks)
         tree.block_events = [] if notes else None
-        insert = _timed(lambda tree=tree, pool=pool: index(tree, pool, packed))
-        evict = _timed(lambda tree=tree: [tree.evict() for _ in range(3000)])
-        seconds.append((insert / (len(packed) * PROMPT_BLOCKS), evict / 3000))
+        insert = _timed(partial(index, tree, pool, packed))
+        evict = _timed(partial(evict_all, tree))
+        seconds.append((insert / (len(packed) * PROMPT_BLOCKS), evict / EVICTED))
     inserts, evicts = zip(*seconds, strict=True)
     return statistics.median(inserts) * 1e6, statistics.median(evicts) * 1e6
 

@@ -19,7 +19,7 @@ from engine.mlx_backend.model.attention import (
 from engine.mlx_backend.model.rows import RowGroup
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.mlx_backend.tuning.chosen import ChosenAttention
+from engine.mlx_backend.tuning.chosen import ChosenAttention, Tables
 from engine.values.attention import GATHER, TimedCell
 from measuring.random_checkpoint import VOCAB_SIZE
 from tests.devices import cpu_attention
@@ -58,8 +58,8 @@ def chosen(
 ) -> ChosenAttention:
     candidates = {GATHER: Attention(), "paged": watched}
     tables = dict.fromkeys((None, 16, 128, 512), tuple(cells))
-    on_failure = (lambda why: None) if failures is None else failures.append
-    return ChosenAttention(candidates, tables, ROOM.block_size, on_failure)
+    noted = list[str]() if failures is None else failures
+    return ChosenAttention(candidates, tables, ROOM.block_size, noted.append)
 
 
 ALWAYS = [TimedCell(1, 64, {GATHER: 2.0, "paged": 1.0})]
@@ -154,7 +154,7 @@ def test_what_was_traced_before_a_failure_is_traced_anew(
 ) -> None:
     """The same request again: its shapes have been traced with the attention that then fails."""
     cascade, gather = FailingCascade(), Traced()
-    tables = {None: [TimedCell(1, 64, {GATHER: 2.0, "cascade": 1.0})]}
+    tables: Tables = {None: [TimedCell(1, 64, {GATHER: 2.0, "cascade": 1.0})]}
     attention = ChosenAttention({GATHER: gather, "cascade": cascade}, tables, ROOM.block_size)
     run = Compiled(served_of("qwen3"), attention, ROOM)
     first = run.daemon.serve(request("first", 5, 12))

@@ -53,8 +53,8 @@ class Loaded:
         pooled = self._thread.submit(self.parts.encode, texts).result()
         return [np.frombuffer(one, "<f4") for one in pooled]
 
-    def tokens(self, *text: str) -> PackedTokens:
-        return pack(self.tokenizer.encode(*text).ids)
+    def tokens(self, text: str, pair: str | None = None) -> PackedTokens:
+        return pack(self.tokenizer.encode(text, pair).ids)
 
 
 @pytest.fixture

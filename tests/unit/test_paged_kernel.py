@@ -255,7 +255,8 @@ def test_the_name_of_a_kernel_differs_wherever_its_text_does(
     for field in fields(Kind):
         own = getattr(kind, field.name)
         value = others[field.name] if field.name in others else 2 * (own or 1)
-        names.add(replace(kind, **{field.name: value}).name)
+        changed: dict[str, Any] = {field.name: value}
+        names.add(replace(kind, **changed).name)
     assert len(names) == 1 + len(fields(Kind))
     monkeypatch.setattr(kinds, "source_text", lambda: "another text")
     assert kind.name not in names

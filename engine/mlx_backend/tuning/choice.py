@@ -89,7 +89,7 @@ def choose_attention(
         trials = Trials(TrialRecord.of_user(), kernel_digest())
     except RecordError as error:
         return AttentionChoice((gather,), {OTHERS: str(error)})
-    trial_of = trials.known
+    trial_of: TrialOf = trials.known
     if spare_bytes is not None:
         trial_of = partial(trials.result, budget_bytes=spare_bytes, report=report)
     return compared(kinds, gather, config.block_size, trials, trial_of)

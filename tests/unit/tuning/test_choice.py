@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import mlx.core as mx
 import pytest
-from mlx import nn
+from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.assembly import layer_kinds, open_configured
 from engine.mlx_backend.backend import describe_machine, load_backend
@@ -24,7 +25,7 @@ from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.tuning.choice import choose_attention, combined, compared
 from engine.mlx_backend.tuning.kinds import LONGEST_KEYS, LayerKind, kinds_of
 from engine.mlx_backend.tuning.record import RecordError, TrialRecord
-from engine.mlx_backend.tuning.trial import Trials
+from engine.mlx_backend.tuning.trial import Task, TrialProcess, Trials
 from engine.values.attention import GATHER, AttentionTrial, TimedCell, TrialState
 from engine.values.settings import EngineConfig, KVFormat
 from tests.devices import cpu_attention
@@ -148,7 +149,7 @@ def test_what_has_failed_while_it_served_does_not_serve_after_the_next_start(
     trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_candidates(monkeypatch)
-    kinds = {None: Counter({KIND: 1})}
+    kinds: Mapping[int | None, Counter[LayerKind]] = {None: Counter({KIND: 1})}
     found = compared(kinds, Attention(), 32, trials, lambda kind: passed(*FAST))
     found.attentions[0].give_up(RuntimeError("the device is gone"))
     again = compared(kinds, Attention(), 32, trials, trials.known)
@@ -174,8 +175,8 @@ def test_layers_are_told_apart_by_all_that_attention_depends_on() -> None:
         mx.bfloat16,
         100,
     )
-    model = nn.Module()
-    model.layer = nn.Module()
+    model = Module()
+    model.layer = Module()
     found = kinds_of(model, layout, query_heads=8, block_size=32, most_tokens=1 << 20)
     assert {*found} == {None, 512}
     first, second = found[None]
@@ -210,7 +211,9 @@ def test_layers_are_told_apart_by_all_that_attention_depends_on() -> None:
         ),
     ],
 )
-def test_a_cpu_and_a_setting_are_reasons(setting: str, expected: str) -> None:
+def test_a_cpu_and_a_setting_are_reasons(
+    setting: Literal["auto", "gather", "paged"], expected: str
+) -> None:
     config = EngineConfig("", attention=setting)
     report = describe_machine(config)
     assert report.card is not None
@@ -287,8 +290,13 @@ def test_what_was_compared_serves_is_shown_and_is_not_compared_again(
 def test_a_record_that_cannot_be_used_is_the_reason_for_gather(
     comparing: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = list[object]()
-    monkeypatch.setattr(f"{CHOICE}.Trials", partial(Trials, start=started.append))
+    started = list[Task]()
+
+    def start(task: Task) -> TrialProcess:
+        started.append(task)
+        raise OSError
+
+    monkeypatch.setattr(f"{CHOICE}.Trials", partial(Trials, start=start))
     match damage:
         case "folder":
             comparing.touch()
