@@ -436,7 +436,7 @@ SABOTAGES: Sequence[Sabotage] = (
         PlannedRow,
         "is_current",
         property(_of_any_lease),
-        695,
+        1245,
         "is to be written, and has 2 references",
     ),
     Sabotage(
