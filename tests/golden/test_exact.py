@@ -4,6 +4,7 @@ A GPU's kernels choose their tiles by the shapes, and the arena's tables are pad
 """
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -40,8 +41,7 @@ CASES = [
 FLOAT32_BOUND = 4e-6
 ULP = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 """RMS of the difference, where it is not 0. mlx-lm keeps the keys of a window in a ring, and so
-sums over them in another order, which now and then rounds otherwise. `paged` rounds a layer's
-attention once, where MLX rounds scores and weights, too: that is farther from it, and not worse."""
+sums over them in another order, which now and then rounds otherwise."""
 
 PROMPT, DECODES = 3 * BLOCK_SIZE + 5, 24
 NO_ROOM = 1
@@ -79,11 +79,16 @@ def decode(driver: Driver, subject: Subject, tokens: Sequence[int]) -> Logits:
     return np.stack(found)
 
 
-def bound(family: str, dtype: str, device: Device = DEVICE, name: str = "gather") -> float:
+def in_full_precision(model: Module) -> Module:
+    """The model with its weights as they are, which computes in float32."""
+    again = deepcopy(model)
+    again.set_dtype(mx.float32)
+    return again
+
+
+def bound(family: str, dtype: str, device: Device = DEVICE) -> float:
     if dtype == "float32":
         return tolerance(FLOAT32_BOUND, device)
-    if name == "paged":
-        return 10 * ULP[dtype]
     return ULP[dtype] if family == "gemma3_text" else rounding(ULP[dtype], device)
 
 
@@ -109,6 +114,11 @@ def test_decodes_behind_a_bulk_prefill_with_a_fork_and_a_preemption_in_between(
     assert again.lease.cached_tokens == len(prompt) + 16
     found.append(np.stack(driver.run([(again, 1)])))
     found.append(decode(driver, again, decoded[17:]))
-    assert rms(np.concatenate(found), own(peer, prompt, decoded)) <= bound(
-        family, dtype, name=attention.name
-    )
+    whole, theirs = np.concatenate(found), own(peer, prompt, decoded)
+    if attention.name == "paged" and dtype != "float32":
+        # It rounds a layer's attention once, and MLX scores and weights, too: so they differ, and
+        # neither may be far from what the same weights give in full precision.
+        precise = own(in_full_precision(peer), prompt, decoded)
+        assert rms(whole, precise) <= 2 * rms(theirs, precise)
+    else:
+        assert rms(whole, theirs) <= bound(family, dtype)
