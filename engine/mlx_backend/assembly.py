@@ -47,7 +47,7 @@ from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.patches import rope_digest
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.mlx_backend.tuning.choice import AttentionChoice, choose_attention
+from engine.mlx_backend.tuning.choice import AttentionChoice, choose_attention, compares
 from engine.mlx_backend.tuning.kinds import Kinds, kinds_of
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.model import ModelCard, SamplingDefaults, Task
@@ -205,7 +205,8 @@ def assemble_opened(
         attention_choice=opened.choice.words(execution.attention),
         slowdowns=tuple(_slowdowns(execution, opened.choice.attentions[0], plan.sizes, problem)),
     )
-    report(f"attention: {card.attention_choice}")
+    if compares(config):
+        report(f"attention: {card.attention_choice}")
     if card.tasks != (Task.GENERATE,):
         report(f"tasks: {', '.join(card.tasks)}")
     hf_tokenizer = loaded.tokenizer._tokenizer
