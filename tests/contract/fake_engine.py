@@ -26,6 +26,7 @@ from engine.values.stats import (
     DraftCounts,
     DraftSource,
     EngineStats,
+    KVEventStats,
     Latencies,
     Latency,
     MemoryStats,
@@ -246,6 +247,7 @@ class FakeEngine:
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     disk: DiskCacheStats | None = DISK
     decode: DecodeStats | None = DECODE
+    kv_events: KVEventStats | None = field(default_factory=lambda: KVEventStats(subscribers=1))
     n_contradictions: int = 0
     latencies: Latencies = field(default_factory=no_latencies)
     picture: TreeSnapshot = PICTURE  # what is seen of the cache
@@ -337,6 +339,7 @@ class FakeEngine:
             contradictions=self.n_contradictions,
             steps=40,
             drafts=DRAFTS,
+            kv_events=self.kv_events,
             latencies=self.latencies,
             cache=CacheStats(
                 block_size=32,

@@ -171,7 +171,7 @@ def test_of_windows_and_recurrent_layers_routers_are_told_nothing(
 
 
 def test_an_engine_without_events_is_no_source() -> None:
-    with running(FakeEngine(), Settings(port=0)) as url:
+    with running(FakeEngine(kv_events=None), Settings(port=0)) as url:
         assert httpx.get(f"{url}/kv_event_sources").json() == []
         assert "rootstock_kv_event" not in httpx.get(f"{url}/metrics").text
 

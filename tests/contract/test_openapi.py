@@ -125,7 +125,8 @@ def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str, users_u
     assert keyed["/admin/requests"] == {"200", "401", "403", "500", "503"}
     limited = statuses(document(users_url))
     assert limited["/v1/completions"] == generation | {"401", "504"}
-    assert limited["/tokenize"] == unqueued | {"401", "429", "504"}
+    assert limited["/v1/messages/count_tokens"] == unqueued | {"401", "429", "504"}
+    assert limited["/tokenize"] == unqueued | {"401", "504"}  # a router calls it for each chat
     assert limited["/admin/cache/clear"] == keyed["/admin/cache/clear"] | {"504"}
 
 

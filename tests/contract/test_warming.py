@@ -136,7 +136,7 @@ def test_more_than_may_be_pinned_is_refused_with_the_bound(demo: httpx.Client) -
         ({"prompt": "word " * 5000}, "prompt"),
         ({"messages": [{"role": "bard", "content": "x"}]}, "messages[0].role"),
         ({"messages": "x"}, "messages"),
-        ({"messages": [USER], "tools": [{"type": "hammer"}]}, "tools[0]"),
+        ({"messages": [USER], "tools": [{"type": "function"}]}, "tools[0].function"),
         ({"messages": [USER], "pin": "yes"}, "pin"),
     ],
 )

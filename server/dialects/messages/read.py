@@ -13,7 +13,7 @@ from server.dialects.messages.schema import (
     CompactionBlockParam,
     CountTokensRequest,
     DocumentBlockParam,
-    ForeignBlockParam,
+    ForeignBlock,
     MessageParam,
     MessagesRequest,
     RedactedThinkingBlockParam,
@@ -50,7 +50,7 @@ from server.generation.tools import (
 from server.record import RequestRecord
 
 SPOKEN = (TextBlockParam, DocumentBlockParam, SearchResultBlockParam)
-FOREIGN = (ForeignBlockParam, CompactionBlockParam)
+FOREIGN = (ForeignBlock, CompactionBlockParam)
 
 BLOCKS_OF: dict[str, tuple[type[BaseModel], ...]] = {
     "system": (TextBlockParam, *FOREIGN),
@@ -125,9 +125,9 @@ def _said(role: Role, block: BlockParam, tools: dict[str, Tool]) -> Iterator[Mes
             if block.content:
                 yield Message(role=role, parts=texts(Note(block.content)))
             yield from _made_known(block.tool_changes, tools)
-        case ForeignBlockParam(type="tool_addition" | "tool_search_tool_result"):
+        case ForeignBlock(type="tool_addition" | "tool_search_tool_result"):
             yield from _made_known([block.model_dump()], tools)
-        case ForeignBlockParam():
+        case ForeignBlock():
             if (note := foreign_note(block.type, block.model_dump())) is not None:
                 yield Message(role=role, parts=texts(note))
 
@@ -184,7 +184,7 @@ def block_texts(blocks: Iterable[BaseModel]) -> list[str]:
         match block:
             case TextBlockParam() | DocumentBlockParam() | SearchResultBlockParam():
                 found.append(block.text)
-            case ForeignBlockParam():
+            case ForeignBlock():
                 note = foreign_note(block.type, block.model_dump())
                 found += [] if note is None else [note]
     return found
@@ -195,7 +195,7 @@ def _foreign_kinds(messages: Iterable[MessageParam]) -> Counter[str]:
     blocks = [block for message in messages for block in message.content]
     results = [block for block in blocks if isinstance(block, ToolResultBlockParam)]
     inner = chain.from_iterable(result.content for result in results)
-    return Counter(each.type for each in (*blocks, *inner) if isinstance(each, ForeignBlockParam))
+    return Counter(each.type for each in (*blocks, *inner) if isinstance(each, ForeignBlock))
 
 
 def _check_blocks(message: MessageParam, place: str) -> None:

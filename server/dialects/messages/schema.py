@@ -1,7 +1,7 @@
 """The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -199,35 +199,35 @@ class CompactionBlockParam(CacheControlled):
     tool_changes: list[Any] = Field(default_factory=list, max_length=MAX_TOOLS)
 
 
-def _of_other_types(schema: JsonSchemaValue) -> None:
-    blocks = (
-        TextBlockParam,
-        ImageBlockParam,
-        DocumentBlockParam,
-        SearchResultBlockParam,
-        ThinkingBlockParam,
-        RedactedThinkingBlockParam,
-        ToolUseBlockParam,
-        ToolResultBlockParam,
-        ToolReferenceBlockParam,
-        CompactionBlockParam,
-    )
-    schema["properties"]["type"] |= other_types(*blocks)
+def _of_other_types(*blocks: type[RequestModel]) -> Callable[[JsonSchemaValue], None]:
+    """Changes the schema of a foreign block to one of all types but those of `blocks`, and of what
+    stands for text.
+    """
+    texts = (TextBlockParam, ImageBlockParam, DocumentBlockParam, SearchResultBlockParam)
+
+    def change(schema: JsonSchemaValue) -> None:
+        schema["properties"]["type"] |= other_types(*texts, *blocks)
+
+    return change
 
 
-class ForeignBlockParam(CacheControlled):
+class ForeignBlock(CacheControlled):
     """A block of another kind. What it says becomes a text; what says nothing is skipped."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=_of_other_types)
+    model_config = ConfigDict(extra="allow")
 
     type: str
 
 
-FOREIGN = ByType(foreign=ForeignBlockParam, untyped=UNTYPED)
+class ForeignResultBlockParam(ForeignBlock):
+    """In a tool's result."""
 
-ResultBlock: TypeAlias = TextBlock | ToolReferenceBlockParam | ForeignBlockParam
+    model_config = ConfigDict(json_schema_extra=_of_other_types(ToolReferenceBlockParam))
+
+
+ResultBlock: TypeAlias = TextBlock | ToolReferenceBlockParam | ForeignResultBlockParam
 ResultBlocks = Annotated[
-    list[Annotated[ResultBlock, FOREIGN]],
+    list[Annotated[ResultBlock, ByType(foreign=ForeignResultBlockParam, untyped=UNTYPED)]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 Result = Annotated[
@@ -248,6 +248,20 @@ class ToolResultBlockParam(CacheControlled):
         )
 
 
+class ForeignBlockParam(ForeignBlock):
+    """In a message."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_of_other_types(
+            ThinkingBlockParam,
+            RedactedThinkingBlockParam,
+            ToolUseBlockParam,
+            ToolResultBlockParam,
+            CompactionBlockParam,
+        )
+    )
+
+
 BlockParam: TypeAlias = (
     TextBlock
     | ThinkingBlockParam
@@ -258,7 +272,7 @@ BlockParam: TypeAlias = (
     | ForeignBlockParam
 )
 Blocks = Annotated[
-    list[Annotated[BlockParam, FOREIGN]],
+    list[Annotated[BlockParam, ByType(foreign=ForeignBlockParam, untyped=UNTYPED)]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 Content = Annotated[Blocks, BeforeValidator(as_parts, json_schema_input_type=str | Blocks)]

@@ -164,7 +164,7 @@ def test_a_case_that_hangs_cuts_its_section_at_the_case_before() -> None:
 def test_a_section_goes_on_with_the_time_that_others_leave() -> None:
     """A case takes more than half of what `attention` has at first, and more than `machine` has."""
     names: dict[str, Sequence[str]] = {plan.name: ["one"] for plan in SECTIONS}
-    machine = Machine(case_seconds=40.0, names={**names, "attention": CASES})
+    machine = Machine(case_seconds=36.0, names={**names, "attention": CASES})
     found = machine.measured()
     assert names_of(found["attention"]) == list(CASES)
     firsts = [task.first for task in machine.started if task.section == "attention"]
