@@ -20,7 +20,7 @@ from tests.polling import until
 
 PROMPTS = 1000
 SERVED = 40
-SELECTOR = Path(__file__).with_name("dynamo_selector.py")
+SELECTOR = Path(__file__).with_name("dynamo_selector.py")  # run with -P: `dynamo` is not this file
 
 
 class Selector:
@@ -94,7 +94,7 @@ def overlaps_are_those_of_the_probe(daemon: Daemon) -> str:
 def _selector(workers: Sequence[Worker]) -> Iterator[Selector]:
     python = Path(os.environ["ENVIRONMENT"]) / "bin/python"
     with subprocess.Popen(
-        [str(python), str(SELECTOR)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [str(python), "-P", str(SELECTOR)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         yield Selector(process, workers)
         process.kill()
