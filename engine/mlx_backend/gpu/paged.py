@@ -29,17 +29,13 @@ from engine.mlx_backend.gpu.work_units import (
 from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.model.attention import (
+    SHORT_TOKENS,
     Attention,
     BlockAttention,
     ListedWork,
     PrepareDecodeRows,
 )
 from engine.mlx_backend.model.rows import BlockTable, Counts, RowGroup
-
-SHORT_TOKENS = 16
-"""Rows of up to this many tokens read blocks in place. Of longer ones a gather costs less: each key
-has so many queries that products bind, for which MLX's own attention has matrix units.
-"""
 
 
 class UnitKey(NamedTuple):

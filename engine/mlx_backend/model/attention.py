@@ -16,6 +16,12 @@ from engine.mlx_backend.model.rows import BlockTable, Counts, RowGroup
 KEY_READS = 4
 """A gathered key is read, written, and read again by the product."""
 
+SHORT_TOKENS = 16
+"""On a GPU, rows of up to this many tokens may read blocks in place. Of longer ones a gather costs
+less: each key has so many queries that products bind, for which MLX's own attention has matrix
+units.
+"""
+
 
 class BlockAttention(ABC):
     """Attention of a row group's queries to its blocks, prepared once for all layers."""

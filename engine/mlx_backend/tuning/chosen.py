@@ -7,6 +7,7 @@ from typing import TypeAlias
 from engine.api import one_line
 from engine.mlx_backend.kv.arena import Arena
 from engine.mlx_backend.model.attention import (
+    SHORT_TOKENS,
     Attention,
     BlockAttention,
     ListedWork,
@@ -16,11 +17,6 @@ from engine.mlx_backend.model.rows import BlockTable, Counts, RowGroup
 from engine.values.attention import GATHER, TimedCell, nearest_cell
 
 logger = logging.getLogger(__name__)
-
-SHORT_TOKENS = 16
-"""Rows of more tokens are gathered: each key has so many queries that products bind, for which
-MLX's own attention has matrix units.
-"""
 
 Tables: TypeAlias = Mapping[int | None, Sequence[TimedCell]]
 """Times of attentions in each arena, by window. An arena without times has `gather`."""
