@@ -226,7 +226,8 @@ def test_a_cpu_and_a_setting_are_reasons(
 def comparing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """This CPU compares as a GPU does. The folder of the record."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(f"{CHOICE}.compares", lambda config: config.attention == "auto")
+    for module in (CHOICE, "engine.mlx_backend.assembly"):
+        monkeypatch.setattr(f"{module}.compares", lambda config: config.attention == "auto")
     few_candidates(monkeypatch)
     return tmp_path / "rootstock"
 
