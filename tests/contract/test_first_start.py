@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import tempfile
 from pathlib import Path
 from shutil import which
 
@@ -10,6 +9,7 @@ import pytest
 
 from engine.api import Engine
 from engine.launch import launch
+from engine.mlx_backend.loading.compiler import REAL_COMPILER
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
@@ -42,13 +42,15 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     programs.mkdir()
     notes.touch()
     script = programs / "g++"
+    real = os.environ.get(REAL_COMPILER) or which("g++")
     script.write_text(
-        f'#!/bin/sh\ncase "$*" in *.so*) echo "$*" >> {notes};; esac\nexec {which("g++")} "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *.so*) echo "$*" >> {notes};; esac\nexec {real} "$@"\n'
     )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(REAL_COMPILER, "")
+    monkeypatch.delenv(REAL_COMPILER)
     return notes
 
 

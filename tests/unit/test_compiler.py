@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from shutil import which
 
@@ -12,7 +11,10 @@ import pytest
 
 from engine.mlx_backend.loading.compiler import (
     HEADER,
+    PROCESSOR_FLAGS,
+    REAL_COMPILER,
     Compiler,
+    build_natively,
     failure_of_compiler,
     kernel_folder,
     start_compiler,
@@ -30,7 +32,8 @@ cat > /dev/null
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of kernels, in a temporary folder of its own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setenv(REAL_COMPILER, str(tmp_path / "programs" / "g++"))  # it is set up already
     return kernel_folder()
 
 
@@ -159,8 +162,9 @@ def test_a_damaged_header_is_removed(programs: Path, folder: Path) -> None:
 
 @linux
 @pytest.mark.skipif(which("g++") is None, reason="there is no g++")
-def test_a_compiler_that_works(folder: Path) -> None:
+def test_a_compiler_that_works(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the header that it has precompiled, for a kernel as MLX builds it."""
+    monkeypatch.setenv(REAL_COMPILER, str(which("g++")))
     assert Compiler().problem() == ""
     (header,) = headers(folder)
     kernel = folder / "kernel.cpp"
@@ -170,6 +174,64 @@ def test_a_compiler_that_works(folder: Path) -> None:
     command += ["-H", str(kernel), "-o", str(folder / "kernel.so")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[0] == f"! {header}"
+
+
+@linux
+def test_kernels_are_built_for_the_processor(programs: Path, tmp_path: Path) -> None:
+    """MLX's command, with the flags behind it. Each processor has kernels of its own."""
+    install(programs, "")
+    environment = {"PATH": f"{programs}{os.pathsep}/bin"}
+    build_natively(environment, tmp_path / "kernels")
+    (own,) = (tmp_path / "kernels").iterdir()
+    assert environment["TMPDIR"] == str(own)
+    (programs / "calls").unlink()
+    subprocess.run("g++ -O3 kernel.cpp -o kernel.so", shell=True, check=True, env=environment)
+    called = (programs / "calls").read_text().strip()
+    assert called == f"-O3 kernel.cpp -o kernel.so {' '.join(PROCESSOR_FLAGS)}"
+
+
+@linux
+def test_processors_have_kernels_of_their_own(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines may share a home, and the instructions of one are unknown to the other."""
+    install(programs, "")
+    folders = list[str]()
+    for flags in ("avx", "avx avx2", "avx"):
+        cpuinfo = f"processor\t: 0\ncpu MHz\t\t: 2100\nflags\t\t: {flags}\n\nprocessor\t: 1\n"
+        monkeypatch.setattr(Path, "read_text", lambda path, text=cpuinfo: text)
+        environment = {"PATH": str(programs)}
+        build_natively(environment, tmp_path / "kernels")
+        folders.append(environment["TMPDIR"])
+    assert folders[0] == folders[2] != folders[1]
+
+
+@linux
+@pytest.mark.parametrize("script", ["", 'case "$*" in *native*) exit 1;; esac'])
+def test_where_kernels_cannot_be_built_for_the_processor_mlx_is_left_alone(
+    programs: Path, tmp_path: Path, script: str
+) -> None:
+    """There is no g++, or it does not take the flags."""
+    if script:
+        install(programs, script)
+    environment = {"PATH": str(programs)}
+    build_natively(environment, tmp_path / "kernels")
+    assert environment == {"PATH": str(programs)}
+    assert not (tmp_path / "kernels").exists()
+
+
+@linux
+def test_a_home_that_cannot_be_written_to(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are kept where MLX keeps them, and built as it builds them."""
+    install(programs, WORKS)
+    monkeypatch.delenv(REAL_COMPILER)
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    before = dict(os.environ)
+    assert Compiler().problem() == ""
+    assert dict(os.environ) == before
 
 
 def test_a_gpu_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,12 @@
 """The C++ compiler with which MLX builds kernels for a CPU.
 
 MLX writes C++ for each operation that it fuses, has g++ build a library of it, and keeps that in a
-folder that all processes share. The step that needs a kernel waits for it.
+folder for temporary files. The step that needs a kernel waits for it.
+
+g++ is not told for which processor, so on x86-64 it builds for the oldest: without AVX, and with a
+call of the C library for each fused multiply-add, of which `exp` has several. On Linux the engine
+therefore has a g++ of its own, a script that adds `PROCESSOR_FLAGS`, and a folder of its own for
+kernels, named after the processor. What they compute is equal to the last bit.
 
 Most of g++'s work is a header of MLX that each kernel includes. g++ looks for a precompiled one
 next to the kernel's source first, so one is built there: a kernel then takes 0.2 s of a core in
@@ -9,11 +14,13 @@ place of 0.9, and the header 2.7 s, once (two x86 cores, g++ 12).
 """
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
+from contextlib import suppress
 from fcntl import LOCK_EX, flock
 from importlib import metadata
 from pathlib import Path
@@ -23,9 +30,26 @@ import mlx.core as mx
 
 from engine.api import one_line
 from engine.process.child import ending
+from engine.process.folders import cache_folder
 
 HEADER = "mlx/backend/cpu/compiled_preamble.h"
 """The header that each kernel on Linux includes."""
+
+PROCESSOR_FLAGS = ("-march=native", "-ffp-contract=off")
+"""Build for this machine's processor, and round after each multiplication and each addition, as MLX
+has it without them.
+"""
+
+REAL_COMPILER = "ROOTSTOCK_GXX"
+"""The environment variable with the path of the g++ that the script runs."""
+
+_SCRIPT = f"""#!/bin/sh
+# MLX builds its kernels with this g++: for this machine's processor.
+exec "${REAL_COMPILER}" "$@" {{}}
+"""
+
+_PROCESSOR = "model name", "flags", "CPU implementer", "CPU part", "Features"
+"""The lines of /proc/cpuinfo that say which instructions a processor has."""
 
 _FLAGS = ("-std=c++17", "-O3", "-Wall", "-fPIC", "-shared")
 """The flags that MLX gives g++, which ignores a header that was precompiled with others."""
@@ -37,12 +61,16 @@ _FAILURE, _OUTPUT = "[Compile::eval_cpu]", "the output is:"
 
 
 class Compiler:
-    """The compiler of a CPU's kernels. A thread prepares it while weights are read.
+    """The compiler of a CPU's kernels. A thread prepares it while weights are read. From then on
+    this process builds kernels for its processor: its environment is changed (`build_natively`).
 
     `is_first_start`: no kernels have been built on this machine, or they were deleted.
     """
 
     def __init__(self) -> None:
+        if sys.platform == "linux" and os.environ.get(REAL_COMPILER) is None:
+            with suppress(OSError, RuntimeError):  # such as a home that cannot be written to
+                build_natively(os.environ, cache_folder() / "kernels")
         self.is_first_start = not any(kernel_folder().glob("*.so"))
         self._problem = ""
         self._thread = Thread(target=self._prepare, name="compiler", daemon=True)
@@ -89,7 +117,44 @@ def failure_of_compiler(error: Exception) -> str:
 
 def kernel_folder() -> Path:
     """The folder in which MLX keeps kernels of CPUs, on this machine for this version of MLX."""
-    return Path(tempfile.gettempdir()) / "mlx" / metadata.version("mlx") / "cpu"
+    temporary = os.environ.get("TMPDIR") or tempfile.gettempdir()
+    return Path(temporary) / "mlx" / metadata.version("mlx") / "cpu"
+
+
+def build_natively(environment: MutableMapping[str, str], folder: Path) -> None:
+    """Have MLX build kernels for this processor and keep them in a folder within this one: `TMPDIR`
+    and `PATH` say so. Without a g++ that takes the flags the environment stays as it is. Raises
+    OSError where the folder cannot be used.
+    """
+    found = shutil.which("g++", path=environment.get("PATH"))
+    if found is None:
+        return
+    command = [found, *PROCESSOR_FLAGS, "-fsyntax-only", "-x", "c++", os.devnull]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        return
+    digest = hashlib.blake2b(digest_size=8)
+    for part in (*_processor(Path("/proc/cpuinfo").read_text()), *PROCESSOR_FLAGS):
+        digest.update(f"{part}\n".encode())
+    own = folder / digest.hexdigest()
+    programs = own / "bin"
+    programs.mkdir(parents=True, exist_ok=True)
+    script = _SCRIPT.format(" ".join(PROCESSOR_FLAGS))
+    program = programs / "g++"
+    if not program.exists() or program.read_text() != script:
+        written = programs / f"g++.{os.getpid()}"
+        written.write_text(script)
+        written.chmod(0o755)
+        written.replace(program)
+    tempfile.gettempdir()  # Python's own temporary files stay where they are
+    environment[REAL_COMPILER] = found
+    environment["PATH"] = os.pathsep.join([str(programs), environment.get("PATH", "")])
+    environment["TMPDIR"] = str(own)
+
+
+def _processor(cpuinfo: str) -> list[str]:
+    """The lines that describe the first processor."""
+    first = cpuinfo.partition("\n\n")[0].splitlines()
+    return [line for line in first if line.split("\t")[0].strip() in _PROCESSOR]
 
 
 def _prepare_in(folder: Path) -> str:
@@ -99,11 +164,11 @@ def _prepare_in(folder: Path) -> str:
     if (found := shutil.which("g++")) is None:
         return "there is no g++"
     include = Path(mx.__file__).parent / "include"
-    flags = *_FLAGS, "-I", str(include)
+    flags = *_FLAGS, "-I", str(include)  # the script adds its own
     # g++ tries each file of a folder with this name, and takes the one that it has made.
     headers = folder / f"{HEADER}.gch"
     if sys.platform == "linux":
-        program = Path(found).resolve()
+        program = Path(os.environ.get(REAL_COMPILER, found)).resolve()
         changed = program.stat()
         version = f"{program} {changed.st_size} {changed.st_mtime_ns} {include}"
         header = headers / hashlib.blake2b(version.encode(), digest_size=8).hexdigest()
