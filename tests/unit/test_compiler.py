@@ -20,6 +20,7 @@ from engine.mlx_backend.loading.compiler import (
     start_compiler,
 )
 
+REAL = os.environ.get(REAL_COMPILER) or which("g++")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="no header is precompiled")
 
 WORKS = """
@@ -161,10 +162,10 @@ def test_a_damaged_header_is_removed(programs: Path, folder: Path) -> None:
 
 
 @linux
-@pytest.mark.skipif(which("g++") is None, reason="there is no g++")
+@pytest.mark.skipif(REAL is None, reason="there is no g++")
 def test_a_compiler_that_works(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the header that it has precompiled, for a kernel as MLX builds it."""
-    monkeypatch.setenv(REAL_COMPILER, str(which("g++")))
+    monkeypatch.setenv(REAL_COMPILER, str(REAL))
     assert Compiler().problem() == ""
     (header,) = headers(folder)
     kernel = folder / "kernel.cpp"
@@ -232,6 +233,49 @@ def test_a_home_that_cannot_be_written_to(
     before = dict(os.environ)
     assert Compiler().problem() == ""
     assert dict(os.environ) == before
+
+
+FUSED = """
+import mlx.core as mx
+special = mx.array([float("nan"), float("inf"), -float("inf"), -0.0])
+x = mx.concatenate([mx.linspace(-100, 100, 10_001), special])
+y = mx.linspace(3, -3, x.size)
+functions = [
+    lambda x, y: mx.sigmoid(x) * x * y,
+    lambda x, y: mx.exp(x) + y,
+    lambda x, y: mx.erf(x) * y + x * y,
+    lambda x, y: mx.tanh(y) * x - y,
+    lambda x, y: mx.where(x > y, x * y + 1, mx.rsqrt(x * x + 1) / y),
+    lambda x, y: mx.maximum(x, y) * mx.minimum(x, 0.5) - mx.sqrt(mx.abs(y)),
+    lambda x, y: mx.log(mx.abs(x) + 1) * mx.sin(y) * mx.cos(x),
+    lambda x, y: (y * 1000).astype(mx.int32).astype(mx.float32) + x * y,
+]
+with mx.stream(mx.cpu):
+    for function in functions:
+        print(bytes(memoryview(mx.compile(function)(x, y))).hex())
+"""
+
+
+@linux
+@pytest.mark.skipif(REAL is None, reason="there is no g++")
+def test_kernels_for_the_processor_compute_the_same_bits(tmp_path: Path) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "g++").symlink_to(str(REAL))
+    found = list[str]()
+    for name in ("plain", "native"):
+        (tmp_path / name).mkdir()
+        environment = {**os.environ, "TMPDIR": str(tmp_path / name)}
+        environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
+        if name == "native":
+            build_natively(environment, tmp_path / name)
+            assert environment["TMPDIR"] != str(tmp_path / name)
+        command = [sys.executable, "-c", FUSED]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        found.append(done.stdout)
+        assert list(Path(environment["TMPDIR"]).rglob("*.so"))
+    assert found[0] == found[1]
+    assert len(found[0].splitlines()) == 8
 
 
 def test_a_gpu_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,9 +35,15 @@ from engine.process.folders import cache_folder
 HEADER = "mlx/backend/cpu/compiled_preamble.h"
 """The header that each kernel on Linux includes."""
 
-PROCESSOR_FLAGS = ("-march=native", "-ffp-contract=off")
-"""Build for this machine's processor, and round after each multiplication and each addition, as MLX
-has it without them.
+PROCESSOR_FLAGS = (
+    "-march=native",
+    "-ffp-contract=off",  # round after each multiplication and each addition, as without the others
+    "-fno-trapping-math",  # compute both sides of a selection, or loops with one stay scalar
+    "-finline-limit=100000",  # and so do loops that call a function, such as MLX's `exp`
+)
+"""Let g++ vectorize kernels for this machine's processor. Two results may change: a negative number
+that becomes the integer 0 and a float again is -0, and the integer of NaN, or of a number beyond
+its range, is undefined.
 """
 
 REAL_COMPILER = "ROOTSTOCK_GXX"
