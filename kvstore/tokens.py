@@ -109,6 +109,13 @@ def child_digest(parent: Digest, packed: bytes) -> Digest:
     return Digest(blake3(parent + packed).digest())
 
 
+def later_digest(block_hash: Digest) -> Digest:
+    """The digest under which a block is stored again, because more is saved of it by then. No block
+    has it: tokens take four bytes each.
+    """
+    return Digest(blake3(block_hash + b"+").digest())
+
+
 def child_digests(parent: Digest, packed: bytes, block_size: int) -> list[Digest]:
     """Digests of the blocks that hold the tokens `packed`, a tail included, after `parent`."""
     digests, block_bytes = [], block_size * TOKEN_BYTES

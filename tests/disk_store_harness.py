@@ -86,7 +86,7 @@ def offer(tier: DiskStore, extent: Extent) -> bool:
     parent, reservations = extent.parent, list[tuple[Reservation, Parts]]()
     for entry in extent.entries:
         head = head_of(entry)
-        if tier.lacks(head):
+        if tier.held_entry(entry.block_hash) is None:
             reservation = tier.reserve(extent.root, parent, head)
             if reservation is None:
                 for each, _ in reservations:

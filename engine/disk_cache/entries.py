@@ -1,6 +1,10 @@
-"""Maps blocks, windows and states in memory to the parts of entries on disk."""
+"""Maps blocks, windows and states in memory to the parts of entries on disk.
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+A block of which more is saved later, such as a recurrent state, is written again, as another
+*version*: an entry whose hash is made from that of the version before.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvstore.disk.types import Buffer, EntryHead
@@ -8,7 +12,7 @@ from kvstore.node import Node
 from kvstore.ops import ReadBlock
 from kvstore.pool import blocks_for
 from kvstore.slots import Group
-from kvstore.tokens import TOKEN_BYTES, Digest, child_digest
+from kvstore.tokens import TOKEN_BYTES, Digest, child_digest, later_digest
 from kvstore.types import BlockId
 
 
@@ -40,10 +44,6 @@ class Entries:
     @property
     def has_groups(self) -> bool:
         return bool(self._groups)
-
-    def whole_blocks(self, node: Node) -> int:
-        """How many blocks of the node are whole: all, or all but the last, which is a tail."""
-        return node.n_tokens // self.block_size
 
     def candidates(self, node: Node, first: int) -> Iterator[Candidate]:
         """The entries of a node's blocks from `first` on, in order."""
@@ -97,12 +97,21 @@ class Entries:
             min((group.required_blocks(n_tokens).start for group in self._groups), default=end), end
         )
 
-    def can_resume(self, parts: Mapping[int, Sequence[int | None]], n_tokens: int) -> bool:
-        """Whether entries with such parts, by index, have all that it takes to resume. A damaged
-        index on disk may list fewer parts.
-        """
-        return all(
-            number < len(parts[index]) and parts[index][number] is not None
-            for number, group in enumerate(self._groups, start=1)
-            for index in group.required_blocks(n_tokens)
-        )
+    def needed_parts(self, index: int, n_tokens: int) -> list[int]:
+        """The numbers of the parts of an entry of a table that it takes to resume."""
+        groups = enumerate(self._groups, start=1)
+        return [part for part, group in groups if index in group.required_blocks(n_tokens)]
+
+
+def versions(
+    block_hash: Digest, entry: Callable[[Digest], EntryHead | None]
+) -> Iterator[EntryHead]:
+    """All versions of a block that `entry` finds, the first one first."""
+    while (head := entry(block_hash)) is not None:
+        yield head
+        block_hash = later_digest(block_hash)
+
+
+def has_parts(head: EntryHead, parts: Collection[int]) -> bool:
+    """Whether an entry has these parts. A damaged index on disk may list fewer parts."""
+    return all(part < len(head.sizes) and head.sizes[part] is not None for part in parts)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 
-from engine.disk_cache.entries import Entries
+from engine.disk_cache.entries import Entries, has_parts, versions
 from engine.disk_cache.transfers import UNLIMITED, BytePace, LoadBudget, LoadLimits
 from kvstore.disk.reader import Ticket
 from kvstore.disk.store import DiskStore
@@ -315,10 +315,12 @@ class DiskLoader:
         for whole in range(known, max(known - self._rules.looked_back_blocks, 0) - 1, -1):
             hashes = prompt.hashes[:whole]
             for n_tokens, tail in self._tails(prompt, hashes):
-                if self._can_resume((*hashes, tail), end := whole * self._block_size + n_tokens):
-                    return (*hashes, tail), end
-            if whole and self._can_resume(hashes, end := whole * self._block_size):
-                return hashes, end
+                end = whole * self._block_size + n_tokens
+                if found := self._resumable((*hashes, tail), end):
+                    return found, end
+            end = whole * self._block_size
+            if whole and (found := self._resumable(hashes, end)):
+                return found, end
         return (), 0
 
     def _tails(self, prompt: Prompt, hashes: Sequence[Digest]) -> Iterator[tuple[int, Digest]]:
@@ -330,15 +332,20 @@ class DiskLoader:
             if n_tokens <= most:
                 yield n_tokens, child_digest(parent, prompt.tokens.packed(start, start + n_tokens))
 
-    def _can_resume(self, hashes: Sequence[Digest], n_tokens: int) -> bool:
-        if (last := self._disk.entry(hashes[-1])) is None:
-            return False
-        parts = {len(hashes) - 1: last.sizes}
-        for index in self._entries.needed(n_tokens):
-            if (head := self._disk.entry(hashes[index])) is None:  # gone meanwhile
-                return False
-            parts[index] = head.sizes
-        return self._entries.can_resume(parts, n_tokens)
+    def _resumable(self, hashes: Sequence[Digest], n_tokens: int) -> Sequence[Digest]:
+        """The hashes with the versions of entries that it takes to resume; empty where one is not
+        on disk.
+        """
+        last = len(hashes) - 1
+        chosen = dict[int, Digest]()
+        for index in range(last, min(self._entries.needed(n_tokens).start, last) - 1, -1):
+            parts = self._entries.needed_parts(index, n_tokens)
+            found = versions(hashes[index], self._disk.entry)
+            head = next((head for head in found if has_parts(head, parts)), None)
+            if head is None:
+                return ()
+            chosen[index] = head.block_hash
+        return [chosen.get(index, block_hash) for index, block_hash in enumerate(hashes)]
 
     def _begin(self, prompt: Prompt, found: _Loadable, spare_blocks: int) -> bool:
         hashes, n_tokens = found.hashes, found.n_tokens

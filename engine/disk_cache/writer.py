@@ -13,18 +13,18 @@ step that is submitted later.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, count, islice
 
-from engine.disk_cache.entries import Candidate, Entries
+from engine.disk_cache.entries import Candidate, Entries, has_parts, versions
 from engine.disk_cache.transfers import BytePace
 from engine.values.settings import DiskWrites
 from kvstore.disk.catalog import Reservation
 from kvstore.disk.store import DiskStore
 from kvstore.node import Change, Node, TreeChange
 from kvstore.ops import Parts, ReadBlock
-from kvstore.tokens import root_digest
+from kvstore.tokens import later_digest, root_digest
 from kvstore.tree import RadixTree
 from kvstore.types import Namespace
 
@@ -193,6 +193,8 @@ class DiskWriter:
                     for above in islice(node.path(), HASTENED_LEVELS):
                         self._hasten(above)
                     self._disk.touch(node.hashes)
+                    for head in versions(later_digest(node.hashes[-1]), self._disk.entry):
+                        self._disk.touch((head.block_hash,))
         self._journal.clear()
 
     def _takes(self, node: Node) -> bool:
@@ -273,10 +275,8 @@ class DiskWriter:
         """
         for each in self._unsaved(node) if self._is_worth(node) else ():
             root = root_digest(each.namespace)
-            for candidate in self._entries.candidates(each, self._n_saved(each)):
+            for candidate in self._missing(each):
                 parent, head = candidate.parent, candidate.head
-                if not self._disk.lacks(head):
-                    continue
                 each.n_saved = candidate.index
                 if self._disk.path_room(parent) < head.n_bytes:
                     return budget
@@ -287,8 +287,20 @@ class DiskWriter:
                     return None
                 reads.append(_Read(each.namespace, candidate, reservation))
                 budget -= head.n_bytes
-            each.n_saved = self._entries.whole_blocks(each)
+            each.n_saved = each.whole_blocks(self._entries.block_size)
         return budget
+
+    def _missing(self, node: Node) -> Iterator[Candidate]:
+        """The entries of a node's blocks of which no version on disk has all parts, in order."""
+        for candidate in self._entries.candidates(node, self._n_saved(node)):
+            block_hash = candidate.head.block_hash
+            parts = [part for part, size in enumerate(candidate.head.sizes) if size is not None]
+            for head in versions(block_hash, self._disk.held_entry):
+                if has_parts(head, parts):
+                    break
+                block_hash = later_digest(head.block_hash)
+            else:
+                yield replace(candidate, head=replace(candidate.head, block_hash=block_hash))
 
     def _is_worth(self, node: Node) -> bool:
         lengths = accumulate(above.n_tokens for above in node.path())
@@ -310,7 +322,9 @@ class DiskWriter:
         if n_saved and not self._disk.held(node.hashes[n_saved - 1 : n_saved]):
             n_saved = 0  # the store has lost some of them since
         if not self._entries.has_groups:
-            n_saved += self._disk.held(node.hashes[n_saved : self._entries.whole_blocks(node)])
+            n_saved += self._disk.held(
+                node.hashes[n_saved : node.whole_blocks(self._entries.block_size)]
+            )
         return n_saved
 
     def _repeat(self, lost: Sequence[_Read]) -> None:

@@ -33,7 +33,7 @@ from kvstore.disk.types import Buffer, Entry, EntryHead
 from kvstore.tokens import Digest
 
 SUFFIX, UNFINISHED = ".kv", ".tmp"
-MAGIC = b"rootstock kv v2\n"
+MAGIC = b"rootstock kv v3\n"
 CHECKSUM_BYTES = 16
 PREFIX = struct.Struct(f"<16sI{CHECKSUM_BYTES}s")
 HEAD = struct.Struct("<32s32sII")

@@ -3,7 +3,7 @@
 DIRECTORY/lock                  shared by the processes of a daemon; contains its name
 DIRECTORY/write.lock            held by the one process that changes anything
 DIRECTORY/written               today's date and the bytes written, see `DailyBudget`
-DIRECTORY/v2-<32 hex digits>/   of BLAKE3(fingerprint); with -2 appended for a second process
+DIRECTORY/v3-<32 hex digits>/   of BLAKE3(fingerprint); with -2 appended for a second process
     lock                        held while a process has the folder open; contains its pid
     fingerprint                 as text
     model                       its name, for people; missing where nobody has given one
@@ -35,7 +35,7 @@ from kvstore.disk.types import DiskError
 
 logger = logging.getLogger(__name__)
 
-VERSION = "v2"
+VERSION = "v3"
 LOCK, WRITE_LOCK, FINGERPRINT, WRITTEN = "lock", "write.lock", "fingerprint", "written"
 MODEL = "model"
 FOLDERS = re.compile(r"(v\d+)-[0-9a-f]{32}(-\d+)?")

@@ -8,13 +8,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from kvstore.disk.catalog import Catalog, CatalogExtent, Piece, Record
+from kvstore.disk.catalog import Catalog, Record
 from kvstore.disk.extent import parse
 from kvstore.disk.space import Space
 from kvstore.disk.types import (
-    Buffer,
     DiskCounters,
     DiskLimits,
     Entry,
@@ -113,15 +111,15 @@ class Ticket:
 
 
 class _Unreadable(Exception):
-    """A piece cannot be read, or is not what was written."""
+    """An entry cannot be read, or is not what was written."""
 
-    def __init__(self, piece: Piece, fault: Fault) -> None:
-        self.piece = piece
+    def __init__(self, record: Record, fault: Fault) -> None:
+        self.record = record
         self.fault = fault
 
 
 class Readers:
-    """See the module. `remove` is called with an extent that turned out to be damaged."""
+    """See the module."""
 
     def __init__(
         self,
@@ -129,15 +127,11 @@ class Readers:
         space: Space,
         limits: DiskLimits,
         counters: DiskCounters,
-        remove: Callable[[CatalogExtent], object],
-        now_ns: Callable[[], int],
     ) -> None:
         self._catalog = catalog
         self._space = space
         self._limits = limits
         self._counters = counters
-        self._remove = remove
-        self._now_ns = now_ns
         self._rate_bytes = self._rate_seconds = 0.0
         self._tickets = queue.SimpleQueue[Ticket | None]()
         self._threads = [
@@ -196,9 +190,9 @@ class Readers:
             self._read_run(records, entries)
         except _Unreadable as error:
             if not entries:
-                return self._failure(start, error.piece, error.fault)
+                return self._failure(start, error.record, error.fault)
         except MemoryError:
-            return self._failure(start, records[0].pieces[0], Fault.RESOURCES)
+            return self._failure(start, records[0], Fault.RESOURCES)
         run = ReadRun(start, tuple(entries))
         with self._counters.lock:
             kept = max(0.0, 1 - run.n_bytes / RATE_MEMORY_BYTES)
@@ -206,8 +200,8 @@ class Readers:
             self._rate_seconds = self._rate_seconds * kept + time.perf_counter() - began
             self._counters.read_entries += len(entries)
             self._counters.read_bytes += run.n_bytes
-        self._catalog.touch(entries[-1].block_hash, self._now_ns())
-        extent = records[0].pieces[0].extent
+        self._catalog.touch(entries[-1].block_hash)
+        extent = records[0].extent
         self._space.stamp(extent.name, extent.used_ns)
         return run
 
@@ -218,11 +212,10 @@ class Readers:
             record = self._catalog.get(block_hash)
             if record is None or not record.is_written:
                 break
-            first = record.pieces[0]
-            n_bytes += first.head.n_bytes
+            n_bytes += record.head.n_bytes
             if run:
-                last = run[-1].pieces[0]
-                if (first.extent, first.head.offset) != (last.extent, last.head.end):
+                last = run[-1]
+                if (record.extent, record.head.offset) != (last.extent, last.head.end):
                     break
                 if n_bytes > self._limits.run_bytes:
                     break
@@ -231,46 +224,27 @@ class Readers:
 
     def _read_run(self, records: Sequence[Record], entries: list[Entry]) -> None:
         """Append the entries, up to the first that is not what was written. Raises _Unreadable."""
-        first, last = records[0].pieces[0], records[-1].pieces[0]
-        start = first.head.offset
-        payload = self._bytes(first, last.head.end - start)
-        for record in records:
-            piece, *others = record.written
-            found = _parsed(piece, payload[piece.head.offset - start : piece.head.end - start])
-            for other in others:
-                more = _parsed(other, self._bytes(other, other.head.n_bytes))
-                found = replace(found, parts=_merged(found, more))
-            entries.append(found)
-
-    def _bytes(self, piece: Piece, n_bytes: int) -> memoryview:
-        """Bytes of an extent from a piece on. Raises _Unreadable."""
+        extent, start = records[0].extent, records[0].head.offset
         try:
-            return self._space.read(piece.extent.name, piece.head.offset, n_bytes)
+            payload = self._space.read(extent.name, start, records[-1].head.end - start)
         except (OSError, MemoryError) as error:
-            raise _Unreadable(piece, fault_of(error)) from error
+            raise _Unreadable(records[0], fault_of(error)) from error
+        for record in records:
+            found = payload[record.head.offset - start : record.head.end - start]
+            if (entry := parse(record.head, found)) is None:
+                is_short = len(found) < record.head.n_bytes
+                raise _Unreadable(record, Fault.SHORT_READ if is_short else Fault.CHECKSUM)
+            entries.append(entry)
 
-    def _failure(self, start: int, piece: Piece, fault: Fault) -> ReadFailure:
-        if piece.extent.is_removed:
+    def _failure(self, start: int, record: Record, fault: Fault) -> ReadFailure:
+        extent = record.extent
+        if extent.is_removed:
             return ReadFailure(start, Fault.GONE)
         if fault is Fault.MISSING:  # another process has evicted it
-            self._remove(piece.extent)
+            self._catalog.remove([extent])
             return ReadFailure(start, Fault.GONE)
         self._counters.count_fault(fault)
-        logger.warning("disk cache: %s cannot be read: %s", piece.extent.name, fault)
+        logger.warning("disk cache: %s cannot be read: %s", extent.name, fault)
         if fault is not Fault.RESOURCES:
-            self._remove(piece.extent)
+            self._catalog.remove([extent])
         return ReadFailure(start, fault)
-
-
-def _parsed(piece: Piece, payload: memoryview) -> Entry:
-    """An entry with the parts of one piece. Raises _Unreadable."""
-    entry = parse(piece.head, payload)
-    if entry is None:
-        is_short = len(payload) < piece.head.n_bytes
-        raise _Unreadable(piece, Fault.SHORT_READ if is_short else Fault.CHECKSUM)
-    return entry
-
-
-def _merged(entry: Entry, more: Entry) -> tuple[Buffer | None, ...]:
-    pairs = zip(entry.parts, more.parts, strict=True)
-    return tuple(theirs if mine is None else mine for mine, theirs in pairs)

@@ -1,6 +1,4 @@
-"""The space that the directory may take and takes, and the extents of other models that could be
-evicted.
-"""
+"""The space that the directory may take and takes, and the order in which it is freed."""
 
 import heapq
 import math
@@ -12,6 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
+from kvstore.disk.catalog import Catalog
 from kvstore.disk.extent import FileUse, OsFiles
 from kvstore.disk.folder import EXTENTS, folders, is_open
 from kvstore.disk.types import MIB, Buffer, DiskLimits
@@ -44,14 +43,20 @@ def holding(path_bytes: int) -> int:
 
 
 class ColdFile(NamedTuple):
-    """An extent of another model, or its folder, where `name` is empty. `used_ns`: at the latest
-    when it was first looked at, since a clock may have been ahead; `changed_ns`: its mtime.
+    """An extent, or the folder of another model, where `name` is empty.
+
+    `used_ns`: when it was used, but of another model's extent at the latest when it was looked at,
+    since a clock may have been ahead; `noted_ns`: the use that is noted of it, its mtime.
     """
 
     used_ns: float
-    changed_ns: float
+    noted_ns: float
     folder: Path
     name: str
+
+
+NEVER_NS = -1
+"""The use of a file of this process's folder that is no extent of its catalog."""
 
 
 @dataclass(slots=True)
@@ -81,19 +86,20 @@ class Space:
         directory: Path,
         folder: Path,
         limits: DiskLimits,
+        catalog: Catalog,
         clock: Callable[[], float],
     ) -> None:
-        """`folder` is this process's own; `clock` has Unix time."""
+        """`folder` is this process's own, whose extents `catalog` has; `clock` has Unix time."""
         self._clock = clock
+        self._catalog = catalog
         self._files = files
         self._directory = directory
         self._folder = folder
         self._limits = limits
         self._own = _FolderFiles()
         self._measured: dict[Path, _FolderFiles] = {folder: self._own}
-        self._by_use = list[ColdFile]()  # a heap; see `coldest_of_others`
+        self._by_use = list[ColdFile]()  # a heap; see `coldest`
         self._lost = list[str]()
-        self._found = list[FileUse]()
         self._free_bytes = 0  # beyond what is left to other programs; negative: they took of it
         self.used_bytes = 0  # of the folders of all models; any thread may read it
 
@@ -124,13 +130,6 @@ class Space:
                 self._drop(folder)
         self._look_at_disk()
 
-    def measure_own(self) -> Sequence[FileUse]:
-        """Measure this process's folder, before the first `refresh`. Returns what has the name of
-        an extent there.
-        """
-        self._measure(self._folder, self._own)
-        return self._found
-
     def look_again(self) -> None:
         """Look at LOOKED_AT files of each folder, which people may have changed in place."""
         for folder, measured in self._measured.items():
@@ -146,11 +145,6 @@ class Space:
         """The extents of this process's folder that others have removed since the last call."""
         lost, self._lost = self._lost, []
         return lost
-
-    def take_found(self) -> list[str]:
-        """The extents of this process's folder that it has not created, since the last call."""
-        found, self._found = self._found, []
-        return [use.name for use in found if use.name in self._own.sizes]
 
     def exceeds(self) -> bool:
         """Whether all models together take more than the limit."""
@@ -170,6 +164,7 @@ class Space:
             with suppress(OSError):
                 self._files.remove(path)
             raise
+        self._order(ColdFile(0, 0, self._folder, name))  # until it is looked at
 
     def delete(self, name: str) -> None:
         """Delete an extent of this process."""
@@ -187,9 +182,14 @@ class Space:
         """Bytes of an extent of this process; fewer where the file ends before."""
         return self._files.read(self._folder / name, offset, n_bytes)
 
-    def coldest_of_others(self) -> ColdFile | None:
-        """The least recently used item of another model: an extent, or a folder without extents
-        that no process has open. O(log n) amortised.
+    def is_own(self, cold: ColdFile) -> bool:
+        """Whether it is in the folder of this process."""
+        return cold.folder == self._folder
+
+    def coldest(self) -> ColdFile | None:
+        """What is to be evicted next: a folder of another model without extents that no process has
+        open, a file of this process that is no extent of its catalog, or the extent of any model
+        that was used longest ago. O(log n) amortised.
 
         Each extent has a place in the heap, with a use that may be outdated.
         """
@@ -199,19 +199,40 @@ class Space:
                 return ColdFile(-math.inf, -math.inf, folder, "")
         while self._by_use:
             cold = self._by_use[0]
-            is_known = self._knows(cold.folder, cold.name)
-            use = self._look(cold.folder, cold.name) if is_known else None
-            if use is None:
-                heapq.heappop(self._by_use)
-            elif use.used_ns != cold.changed_ns:
-                heapq.heapreplace(self._by_use, self._cold(cold.folder, use))
-            else:
+            noted_ns = self._noted_ns(cold)
+            if noted_ns == cold.noted_ns and noted_ns != NEVER_NS:
                 return cold
+            heapq.heappop(self._by_use)
+            if noted_ns == NEVER_NS:
+                return cold
+            if noted_ns is not None:
+                heapq.heappush(self._by_use, self._cold(cold.folder, cold.name, noted_ns))
         return None
 
-    def _cold(self, folder: Path, use: FileUse) -> ColdFile:
-        used_ns = min(use.used_ns, int(self._clock() * 1e9))
-        return ColdFile(used_ns, use.used_ns, folder, use.name)
+    def _noted_ns(self, cold: ColdFile) -> int | None:
+        """When it was used, as far as is known now; None where it is gone."""
+        if not self._knows(cold.folder, cold.name):
+            return None
+        if self.is_own(cold):
+            return self._own_ns(cold.name)
+        use = self._look(cold.folder, cold.name)
+        return None if use is None else use.used_ns
+
+    def _own_ns(self, name: str) -> int:
+        extent = self._catalog.named(name)
+        return NEVER_NS if extent is None else extent.used_ns
+
+    def _cold(self, folder: Path, name: str, noted_ns: int) -> ColdFile:
+        is_own = folder == self._folder
+        used_ns = noted_ns if is_own else min(noted_ns, int(self._clock() * 1e9))
+        return ColdFile(used_ns, noted_ns, folder, name)
+
+    def _order(self, cold: ColdFile) -> None:
+        heapq.heappush(self._by_use, cold)
+        n_extents = sum(measured.n_extents for measured in self._measured.values())
+        if len(self._by_use) > 2 * max(n_extents, LOOKED_AT):
+            self._by_use = [it for it in self._by_use if self._knows(it.folder, it.name)]
+            heapq.heapify(self._by_use)
 
     def remove(self, cold: ColdFile) -> None:
         """Evict what another model has. Its process finds out when it next takes the lock."""
@@ -238,10 +259,8 @@ class Space:
         for use in self._new_files(folder, measured):
             self._note(folder, use.name, use.n_bytes)
             if EXTENTS.fullmatch(use.name):
-                if measured is self._own:
-                    self._found.append(use)
-                else:
-                    heapq.heappush(self._by_use, self._cold(folder, use))
+                noted_ns = self._own_ns(use.name) if measured is self._own else use.used_ns
+                self._order(self._cold(folder, use.name, noted_ns))
         is_settled = abs(time.time_ns() - status.used_ns) > SETTLED_NS
         measured.changed_ns = status.used_ns if measured is self._own or is_settled else 0
 

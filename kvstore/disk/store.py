@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.disk.catalog import Catalog, FoundExtent, Reservation
-from kvstore.disk.extent import SUFFIX, DamagedHeader, FileUse, OsFiles, parse, read_header
+from kvstore.disk.extent import SUFFIX, DamagedHeader, OsFiles, parse, read_header
 from kvstore.disk.folder import (
     EXTENTS,
     LOCK,
@@ -95,27 +95,20 @@ class DiskStore:
         with ExitStack() as held, wrap_errors(directory), collector_paused():
             lock = held.enter_context(joined(directory, daemon or new_daemon()))
             keep_out_of_backups(directory)
-            counters, catalog = DiskCounters(), Catalog()
+            counters, catalog = DiskCounters(), Catalog(limits.buffer_bytes, clock)
             with lock:
                 remove_old_formats(directory, files)
                 folder, own = take_folder(directory, fingerprint, model)
                 held.callback(own.close)
-                space = Space(files, directory, folder, limits, clock)
-                found, damaged = _read_headers(files, folder, space.measure_own())
+                found, damaged = _read_headers(files, folder)
                 counters.faults.update(damaged.values())
-                for name in (*damaged, *catalog.load(found, int(clock() * 1e9))):
+                for name in (*damaged, *catalog.load(found)):
                     _remove(files, folder / name)
+            space = Space(files, directory, folder, limits, catalog, clock)
             budget = DailyBudget(files, directory, limits.daily_bytes, clock)
-            writer = Writer(catalog, space, budget, lock, limits, counters, clock)
+            writer = Writer(catalog, space, budget, lock, limits, counters)
             writer.turn()
-            readers = Readers(
-                catalog,
-                space,
-                limits,
-                counters,
-                lambda extent: writer.remove([extent]),
-                writer.now_ns,
-            )
+            readers = Readers(catalog, space, limits, counters)
             return cls(held.pop_all(), catalog, space, counters, writer, readers)
 
     def known(self, hashes: Sequence[Digest]) -> int:
@@ -126,14 +119,15 @@ class DiskStore:
         """The number of leading entries of a path that are stored, pending or reserved."""
         return self._catalog.held(hashes)
 
-    def lacks(self, head: EntryHead) -> bool:
-        """Whether the entry has a part that is neither stored, being written nor reserved."""
-        return self._catalog.missing(head) is not None
-
     def entry(self, block_hash: Digest) -> EntryHead | None:
         """The record of an entry that can be read."""
         record = self._catalog.get(block_hash)
         return record.head if record is not None and record.is_written else None
+
+    def held_entry(self, block_hash: Digest) -> EntryHead | None:
+        """The record of an entry that is stored, pending or reserved."""
+        record = self._catalog.get(block_hash)
+        return None if record is None else record.head
 
     def lengths_below(self, block_hash: Digest) -> frozenset[int]:
         """The lengths in tokens of the readable entries right below this entry or root, as far as
@@ -150,41 +144,41 @@ class DiskStore:
         """Bytes that can be reserved now: none when today's budget is spent or the disk is full,
         and for a while after it has failed.
         """
-        return self._writer.room
+        return self._catalog.room
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is reserved or pending, so that waiting frees no space."""
-        return not self._writer.n_bytes
+        return not self._catalog.n_bytes
 
     def path_room(self, block_hash: Digest) -> int:
         """Bytes that a path may still take below this entry, which may be a reserved one, or below
         this root. A longer path would push its own beginning out.
         """
-        return self._writer.path_room(block_hash)
+        return self._catalog.path_room(block_hash)
 
     def reserve(self, root: Digest, parent: Digest, head: EntryHead) -> Reservation | None:
-        """Reserve room for an entry that the store `lacks`, below `parent`: another entry, or the
-        root of its namespace. It counts as `held` at once.
+        """Reserve room for an entry below `parent`: another entry, or the root of its namespace. It
+        counts as `held` at once.
 
-        None where there is no room, no `path_room`, or no parent. Each reservation ends with one
-        call of `write`, after those of its ancestors, or of `cancel`.
+        None where it is `held`, or where there is no room, no `path_room`, or no parent. Each
+        reservation ends with one call of `write`, after those of its ancestors, or of `cancel`.
         """
-        return self._writer.reserve(root, parent, head)
+        return self._catalog.reserve(root, parent, head)
 
     def write(self, reservation: Reservation, parts: Sequence[Buffer | None]) -> bool:
-        """Hand over the parts of a reserved entry, which must not change afterwards. Stored parts
-        are not written again.
+        """Hand over the parts of a reserved entry, which must not change afterwards. Parts that
+        were not reserved are not written.
 
         False where the reservation has been removed meanwhile, with its parent or by a clear.
         Accepted parts may still be lost, with all entries below. Raises ValueError for parts of
         other sizes than were reserved.
         """
-        return self._writer.write(reservation, parts)
+        return self._catalog.write(reservation, parts)
 
     def cancel(self, reservation: Reservation) -> None:
         """Give a reservation back. What hangs from it is removed."""
-        self._writer.cancel(reservation)
+        self._catalog.remove([reservation.extent])
 
     def read(self, hashes: Sequence[Digest], deliver: Deliver) -> Ticket:
         """Read these entries, root to leaf. A reader thread delivers them in runs, in order.
@@ -198,24 +192,24 @@ class DiskStore:
     def touch(self, hashes: Sequence[Digest]) -> None:
         """A path was used in memory, so it is as recently used on disk."""
         if n_known := self._catalog.known(hashes):
-            self._catalog.touch(hashes[n_known - 1], self._writer.now_ns())
+            self._catalog.touch(hashes[n_known - 1])
 
     def forget(self, block_hash: Digest) -> None:
-        """Remove the extents that have an entry, if there are any, and all below them."""
+        """Remove the extent that has an entry, if there is one, and all below it."""
         if (record := self._catalog.get(block_hash)) is not None:
-            self._writer.remove([piece.extent for piece in record.pieces])
+            self._catalog.remove([record.extent])
 
     def clear(self, root: Digest | None = None) -> None:
         """Remove a namespace, or all. Not readable any more when this returns, and deleted with the
         next `flush`.
         """
-        self._writer.clear(root)
+        self._catalog.clear(root)
 
     def clear_slowly(self, root: Digest | None = None) -> None:
         """Clear all that is there now, while other threads read and write. A `clear` after it has
         little to do. This thread waits for neither the disk nor them.
         """
-        self._writer.clear_slowly(root)
+        self._catalog.clear_slowly(root)
 
     def upkeep(self) -> None:
         """Measure, shrink and record recency now, as happens every ten seconds."""
@@ -236,7 +230,7 @@ class DiskStore:
             entries=len(self._catalog),
             used_bytes=self._space.own_bytes,
             shared_bytes=self._space.used_bytes,
-            buffered_bytes=self._writer.n_bytes,
+            buffered_bytes=self._catalog.n_bytes,
             read_rate=self._readers.read_rate,
             write_fault=self._writer.fault,
             is_day_spent=self._writer.is_day_spent,
@@ -343,14 +337,14 @@ def clear_unopened(directory: Path, daemon: str, fingerprint: str = "") -> int:
     return sum(use.allocated_bytes for use in found)
 
 
-def _read_headers(
-    files: OsFiles, folder: Path, uses: Sequence[FileUse]
-) -> tuple[list[FoundExtent], dict[str, Fault]]:
-    """The valid ones of these extents, and the names of damaged ones with their faults. What cannot
+def _read_headers(files: OsFiles, folder: Path) -> tuple[list[FoundExtent], dict[str, Fault]]:
+    """The valid extents of a folder, and the names of damaged ones with their faults. What cannot
     be read for lack of memory or descriptors is skipped.
     """
     found, damaged = list[FoundExtent](), dict[str, Fault]()
-    for use in uses:
+    for use in files.scan(folder):
+        if not EXTENTS.fullmatch(use.name):
+            continue
         try:
             header = read_header(files, folder / use.name)
         except DamagedHeader:
@@ -383,10 +377,9 @@ def _use_of(folder: Path) -> FolderUse:
 
 
 def _check(folder: Path) -> FolderCheck:
-    files, catalog = OsFiles(), Catalog()
-    uses = [use for use in files.scan(folder) if EXTENTS.fullmatch(use.name)]
-    found, damaged = _read_headers(files, folder, uses)
-    orphans = catalog.load(found, time.time_ns())
+    files, catalog = OsFiles(), Catalog(0, time.time)
+    found, damaged = _read_headers(files, folder)
+    orphans = catalog.load(found)
     unsound, n_bytes = list(damaged), 0
     for name, _, header in found:
         if name in orphans:

@@ -69,7 +69,7 @@ ROOT = named("root")
 def fill(directory: Path, n_extents: int) -> None:
     """Store extents below one root, each used a second after the one before."""
     DiskStore.open(directory, "model", LIMITS).close()
-    [folder] = directory.glob("v2-*")
+    [folder] = directory.glob("v3-*")
     began = time.time() - n_extents
     for number in range(n_extents):
         _, header = encode(ROOT, ROOT, [Entry(named(number), 32, PARTS)])

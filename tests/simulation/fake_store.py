@@ -1,12 +1,13 @@
 """A disk store in memory that writes at once, keeps everything, and reads when it is told to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kvstore.disk.catalog import CatalogExtent, Reservation
 from kvstore.disk.reader import Deliver, Ticket
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import Buffer, DiskCounters, DiskStats, Entry, EntryHead, ReadRun
+from kvstore.ops import Parts
 from kvstore.tokens import Digest
 
 
@@ -41,19 +42,10 @@ def head_of(entry: Entry) -> EntryHead:
     return EntryHead(entry.block_hash, entry.n_tokens, entry.sizes)
 
 
-def missing(head: EntryHead, *known: EntryHead) -> EntryHead | None:
-    """The entry with the parts that none of the others has; None without any."""
-    sizes = tuple(
-        None if any(each.sizes[part] is not None for each in known) else size
-        for part, size in enumerate(head.sizes)
-    )
-    return None if all(size is None for size in sizes) else replace(head, sizes=sizes)
-
-
-def completed(entry: Entry, other: Entry) -> Entry:
-    """It, with the parts that it lacks and another of the same hash has."""
-    pairs = zip(entry.parts, other.parts, strict=True)
-    return replace(entry, parts=tuple(theirs if mine is None else mine for mine, theirs in pairs))
+def reserved_parts(head: EntryHead, parts: Sequence[Buffer | None]) -> Parts:
+    """Those for which room was reserved."""
+    pairs = zip(parts, head.sizes, strict=True)
+    return tuple(None if part is None or size is None else bytes(part) for part, size in pairs)
 
 
 @dataclass(slots=True)
@@ -78,15 +70,16 @@ class FakeStore(DiskStore):
         there = reserved.union(self.records)
         return next((i for i, name in enumerate(names) if name not in there), len(names))
 
-    def lacks(self, head: EntryHead) -> bool:
-        return self._missing(head) is not None
-
     def roots(self) -> frozenset[Digest]:
         return frozenset(stored.root for stored in self.records.values())
 
     def entry(self, name: Digest) -> EntryHead | None:
         stored = self.records.get(name)
         return head_of(stored.entry) if stored else None
+
+    def held_entry(self, name: Digest) -> EntryHead | None:
+        reserved = (head for _, head in self.reserved if head.block_hash == name)
+        return FakeStore.entry(self, name) or next(reserved, None)
 
     def lengths_below(self, name: Digest) -> frozenset[int]:
         return frozenset(s.entry.n_tokens for s in self.records.values() if s.parent == name)
@@ -95,12 +88,12 @@ class FakeStore(DiskStore):
         return self.longest_path - self._path_bytes(name)
 
     def reserve(self, root: Digest, parent: Digest, head: EntryHead) -> Reservation | None:
-        lacking = self._missing(head)
-        if lacking is None or lacking.n_bytes > self.room or parent not in self._places(root):
+        is_held = FakeStore.held_entry(self, head.block_hash) is not None
+        if is_held or head.n_bytes > self.room or parent not in self._places(root):
             return None
-        reservation = Reservation(CatalogExtent(root, parent, hashes=[head.block_hash]), lacking)
+        reservation = Reservation(CatalogExtent(root, parent, hashes=[head.block_hash]), head)
         self.reserved.append(reservation)
-        self.room -= lacking.n_bytes
+        self.room -= head.n_bytes
         return reservation
 
     def write(self, reservation: Reservation, parts: Sequence[Buffer | None]) -> bool:
@@ -109,9 +102,7 @@ class FakeStore(DiskStore):
         if extent.is_removed:
             return False
         self.reserved.remove(reservation)
-        entry = Entry(name, head.n_tokens, tuple(parts))
-        if (before := self.records.get(name)) is not None:
-            entry = completed(entry, before.entry)
+        entry = Entry(name, head.n_tokens, reserved_parts(head, parts))
         self.records[name] = Stored(extent.root, extent.parent, entry)
         self.n_written += head.n_bytes
         return True
@@ -166,11 +157,6 @@ class FakeStore(DiskStore):
         counters = DiskCounters(read_bytes=self.n_read, written_bytes=self.n_written)
         return DiskStats(counters, len(self.records), 0, 0, 0, self.read_rate)
 
-    def _missing(self, head: EntryHead) -> EntryHead | None:
-        stored = self.records.get(head.block_hash)
-        known = [it for _, it in self.reserved if it.block_hash == head.block_hash]
-        return missing(head, *known, *([head_of(stored.entry)] if stored else []))
-
     def _places(self, root: Digest) -> set[Digest]:
         """What an entry of the namespace may have as its parent."""
         stored = {name for name, it in self.records.items() if it.root == root}
@@ -184,12 +170,11 @@ class FakeStore(DiskStore):
         return stored.entry.n_bytes + self._path_bytes(stored.parent) if stored else 0
 
     def _remove(self, reservation: Reservation) -> None:
-        """With what hangs from it, unless it only adds parts to an entry."""
+        """With what hangs from it."""
         if reservation.extent.is_removed:
             return
         reservation.extent.is_removed = True
         self.reserved.remove(reservation)
         name = reservation.head.block_hash
-        if name not in self.records:
-            for below in [it for it in self.reserved if it.extent.parent == name]:
-                self._remove(below)
+        for below in [it for it in self.reserved if it.extent.parent == name]:
+            self._remove(below)

@@ -228,7 +228,7 @@ SABOTAGES: Sequence[Sabotage] = (
         Admission,
         "victim",
         _nothing,
-        599,
+        590,
         "steps for its turn",
     ),
     Sabotage(
@@ -292,7 +292,7 @@ SABOTAGES: Sequence[Sabotage] = (
         engine.core.scheduler,
         "batch_entry",
         _restart_draws,
-        579,
+        578,
         "other tokens than when alone",
     ),
     Sabotage(
@@ -308,7 +308,7 @@ SABOTAGES: Sequence[Sabotage] = (
         DiskLoader,
         "_end",
         _publish_whole_load,
-        607,
+        582,
         "a block of other tokens",
     ),
     Sabotage(
@@ -324,7 +324,7 @@ SABOTAGES: Sequence[Sabotage] = (
         RecurrentState,
         "end_snapshot",
         _keep_draft_state,
-        594,
+        616,
         "the state of another prefix",
     ),
     Sabotage(
@@ -396,7 +396,7 @@ SABOTAGES: Sequence[Sabotage] = (
         LiveSequence,
         "banned_tokens",
         _ban_along_draft,
-        689,
+        653,
         "other tokens than when alone",
     ),
     Sabotage(

@@ -22,10 +22,10 @@ from kvstore.disk.types import (
     ReadFailure,
     ReadRun,
 )
-from kvstore.tokens import Digest
+from kvstore.tokens import Digest, later_digest
 from tests.simulation.census import Census, Happening
 from tests.simulation.checks.records import RecordCheck
-from tests.simulation.fake_store import FakeTicket, Stored, completed, head_of, missing
+from tests.simulation.fake_store import FakeTicket, Stored, head_of, reserved_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class TroubledStore(DiskStore):
 
     def holds(self, name: Digest) -> bool:
         """Whether it is stored or on its way."""
-        return name in self.records or any(each.name == name for each in self._pending)
+        return self.held_head(name) is not None
 
     def roots(self) -> frozenset[Digest]:
         self._meanwhile()
@@ -140,16 +140,15 @@ class TroubledStore(DiskStore):
         stored = self.records.get(name)
         return head_of(stored.entry) if stored else None
 
-    def lacks(self, head: EntryHead) -> bool:
+    def held_entry(self, name: Digest) -> EntryHead | None:
         self._meanwhile()
-        return self.missing(head) is not None
+        return self.held_head(name)
 
-    def missing(self, head: EntryHead) -> EntryHead | None:
-        """The parts that are neither stored nor on their way."""
-        stored = self.records.get(head.block_hash)
-        known = [head_of(stored.entry)] if stored else []
-        known += [it.reservation.head for it in self._pending if it.name == head.block_hash]
-        return missing(head, *known)
+    def held_head(self, name: Digest) -> EntryHead | None:
+        """The record of an entry that is stored or on its way."""
+        if (stored := self.records.get(name)) is not None:
+            return head_of(stored.entry)
+        return next((it.reservation.head for it in self._pending if it.name == name), None)
 
     def lengths_below(self, name: Digest) -> frozenset[int]:
         self._meanwhile()
@@ -178,16 +177,15 @@ class TroubledStore(DiskStore):
                 return
 
     def reserve(self, root: Digest, parent: Digest, head: EntryHead) -> Reservation | None:
-        room, lacking = self.room, self.missing(head)
+        room, is_held = self.room, self.holds(head.block_hash)
         path_room = self.temper.longest_path - self.path_bytes(parent)
-        has_place = lacking is not None and self._has_place(root, parent)
-        if lacking is None or not has_place or lacking.n_bytes > min(room, path_room):
+        has_place = not is_held and self._has_place(root, parent)
+        if not has_place or head.n_bytes > min(room, path_room):
             self.census[Happening.OFFER_REFUSED] += 1
             return None
-        extent = CatalogExtent(root, parent, self.holds(head.block_hash), [head.block_hash])
-        reservation = Reservation(extent, lacking)
+        reservation = Reservation(CatalogExtent(root, parent, [head.block_hash]), head)
         self._pending.append(Pending(reservation))
-        self._reserved_bytes += lacking.n_bytes
+        self._reserved_bytes += head.n_bytes
         return reservation
 
     def write(self, reservation: Reservation, parts: Sequence[Buffer | None]) -> bool:
@@ -196,11 +194,10 @@ class TroubledStore(DiskStore):
         if extent.is_removed:
             self._reserved_bytes -= head.n_bytes
             return False
-        self.check(extent.root, extent.parent, Entry(head.block_hash, head.n_tokens, tuple(parts)))
         pending = next(each for each in self._pending if each.reservation is reservation)
-        pending.parts = tuple(
-            None if size is None else part for part, size in zip(parts, head.sizes, strict=True)
-        )
+        pending.parts = reserved_parts(head, parts)
+        entry = Entry(head.block_hash, head.n_tokens, pending.parts)
+        self.check(extent.root, extent.parent, entry)
         return True
 
     def cancel(self, reservation: Reservation) -> None:
@@ -289,7 +286,6 @@ class TroubledStore(DiskStore):
         return next((each for each in self._pending if each.parts is not None), None)
 
     def _write(self) -> None:
-        """What is there is added to."""
         pending = self._next()
         assert pending is not None
         if self.random.random() < self.temper.write_fault:
@@ -299,9 +295,8 @@ class TroubledStore(DiskStore):
         assert parts is not None
         assert extent.parent in (extent.root, *self.records), "written before its parent"
         entry = Entry(head.block_hash, head.n_tokens, parts)
-        if (before := self.records.get(pending.name)) is not None:
-            self.census[Happening.PARTS_ADDED] += 1
-            entry = completed(entry, before.entry)
+        named = (later_digest(name) for name in self._children[extent.parent])
+        self.census[Happening.PARTS_ADDED] += pending.name in set(named)
         self.records[pending.name] = Stored(extent.root, extent.parent, entry)
         self._children[extent.parent].add(pending.name)
         self.census[Happening.RECORD_WRITTEN] += 1
@@ -315,8 +310,7 @@ class TroubledStore(DiskStore):
                 continue
             each.extent.is_removed = True
             self._pending.remove(each)
-            if not each.extent.is_supplement:
-                pending += [it for it in self._pending if each.name in (it.name, it.extent.parent)]
+            pending += [it for it in self._pending if each.name == it.extent.parent]
             if each.parts is not None:  # else whoever reserved it finds out
                 self._reserved_bytes -= each.reservation.head.n_bytes
                 self.lost.add(each.name)

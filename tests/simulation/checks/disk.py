@@ -8,7 +8,7 @@ from engine.values.settings import DiskWrites
 from kvstore.disk.types import EntryHead
 from kvstore.node import Node
 from kvstore.recurrent import RecurrentGroup
-from kvstore.tokens import TOKEN_BYTES, Digest, child_digest
+from kvstore.tokens import TOKEN_BYTES, Digest, child_digest, later_digest
 from tests.simulation.census import Happening
 from tests.simulation.daemon import Daemon
 from tests.simulation.fake_store import FakeTicket
@@ -93,14 +93,24 @@ class DiskCheck:
                 continue
             entries = list(self._entries(node))
             for parent, head in entries:
-                name = head.block_hash
-                if name not in self._tier.lost | read and self._tier.missing(head) is not None:
+                name = self._missing(head)
+                if name is not None and name not in self._tier.lost | read:
                     if self._is_long(parent):
                         self._tier.census[Happening.PATH_LONG] += 1
                         # It is not asked for again when what stands above has become smaller.
                         self._tier.lost.update(head.block_hash for _, head in entries)
                         break
                     yield f"{name.hex()} of node {node.serial} was never written whole"
+
+    def _missing(self, head: EntryHead) -> Digest | None:
+        """The name of the version to write, where none that is stored or on its way has all."""
+        name = head.block_hash
+        while (held := self._tier.held_head(name)) is not None:
+            pairs = zip(head.sizes, held.sizes, strict=True)
+            if all(size is None or there is not None for size, there in pairs):
+                return None
+            name = later_digest(name)
+        return name
 
     def _is_long(self, parent: Digest) -> bool:
         """Whether an entry behind this one could make a path that is too long, or could have

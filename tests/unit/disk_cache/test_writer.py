@@ -47,9 +47,9 @@ class Asked(Shelf):
         self.n_asked += 1
         return super().entry(name)
 
-    def lacks(self, head: EntryHead) -> bool:
+    def held_entry(self, name: Digest) -> EntryHead | None:
         self.n_asked += 1
-        return super().lacks(head)
+        return super().held_entry(name)
 
     def held(self, names: Sequence[Digest]) -> int:
         self.n_asked += len(names)
@@ -498,6 +498,12 @@ def test_a_state_that_comes_later_to_a_block_is_written_then() -> None:
     desk.wait()
     last = [read for read in desk.write() if read.block == lease.table[5]]
     assert [read.state is not None for read in last] == [True]
+    assert desk.shelf.n_written == 8 * BLOCK_BYTES + 3 * STATE_BYTES
+    again = Desk(desk.shelf, groups=[RecurrentGroup(4, 8, BLOCK, 10_000)])
+    assert again.load([*PROMPT, 0])
+    desk.shelf.hand_over(6)
+    again.step()
+    assert again.cached(PROMPT) == len(PROMPT)
 
 
 def test_a_long_path_is_not_looked_through_again() -> None:

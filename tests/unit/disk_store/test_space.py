@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from kvstore.disk import space, writer
 from kvstore.disk import store as maintenance
-from kvstore.disk import writer
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import MIB
 from tests.disk_store_harness import (
@@ -71,7 +71,7 @@ def test_use_is_remembered_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_what_others_keep_beside_it_is_never_removed(tmp_path: Path) -> None:
-    mine = [tmp_path / name / "file" for name in ("v2-website", "v1-0123", "notes")]
+    mine = [tmp_path / name / "file" for name in ("v3-website", "v1-0123", "notes")]
     for file in mine:
         file.parent.mkdir()
         file.write_text("mine")
@@ -296,4 +296,19 @@ def test_nothing_is_taken_while_the_disk_is_full(tmp_path: Path) -> None:
     assert tier.flush(PATIENCE)
     stored(tier, Chain("chain", 1).extent())
     assert tier.stats().counters.faults == {}
+    tier.close()
+
+
+def test_what_is_gone_has_no_place_in_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon writes and clears for months without an eviction."""
+    monkeypatch.setattr(space, "LOOKED_AT", 2)
+    tier = DiskStore.open(tmp_path, "model", LIMITS)
+    for number in range(20):
+        chain = Chain(str(number), 1)
+        stored(tier, chain.extent())
+        tier.forget(chain.names[0])
+    assert tier.flush(PATIENCE)
+    assert len(tier._space._by_use) <= 2 * 2
     tier.close()

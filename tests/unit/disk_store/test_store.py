@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.disk import catalog, writer
 from kvstore.disk import store as maintenance
-from kvstore.disk import writer
 from kvstore.disk.catalog import CatalogExtent
 from kvstore.disk.extent import OsFiles
 from kvstore.disk.space import Space
@@ -24,8 +24,6 @@ from kvstore.disk.types import (
     DiskError,
     DiskLimits,
     Entry,
-    EntryHead,
-    Fault,
     ReadFailure,
     ReadRun,
 )
@@ -146,67 +144,18 @@ def test_what_is_stored_is_not_written_again(tier: DiskStore) -> None:
     assert tier.stats().counters.written_entries == 10
 
 
-def test_parts_that_are_added_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
-    chain = Chain("one", 3)
-    name, parts = chain.names[1], chain.extent().entries[1].parts
-    tier = DiskStore.open(tmp_path, "model", LIMITS)
-    stored(tier, chain.extent())
-    stored(tier, Extent(chain.root, chain.names[0], (Entry(name, 16, (b"no", b"window", b"no")),)))
-    stored(tier, Extent(chain.root, chain.names[0], (Entry(name, 16, (None, b"late", None)),)))
-    expected = list(chain.extent().entries)
-    expected[1] = Entry(name, 16, (parts[0], b"window", parts[2]))
-    assert len(extent_files(tmp_path)) == 2
-    assert read(tier, chain.names) == (expected, None)
-    assert tier.stats().entries == 3
-    tier.close()
-    again = DiskStore.open(tmp_path, "model", LIMITS)
-    assert read(again, chain.names) == (expected, None)
-    again.close()
-
-
-def test_parts_that_were_added_go_alone_when_they_are_damaged(tmp_path: Path) -> None:
-    root, name = Chain("one", 1).root, Chain("one", 1).names[0]
-    tier = DiskStore.open(tmp_path, "model", LIMITS)
-    for parts in ((b"block", None), (b"block", b"state")):
-        stored(tier, Extent(root, root, (Entry(name, 16, parts),)))
-    added, _ = extent_files(tmp_path)
-    flip(added, offset_of(added, 0))
-    assert read(tier, [name])[1] == ReadFailure(0, Fault.CHECKSUM)
-    assert read(tier, [name])[0] == [Entry(name, 16, (b"block", None))]
-    tier.close()
-
-
-def test_parts_that_were_added_go_with_their_entry(tmp_path: Path) -> None:
-    root, name = Chain("one", 1).root, Chain("one", 1).names[0]
-    tier = DiskStore.open(tmp_path, "model", LIMITS)
-    for parts in ((b"block", None), (b"block", b"state")):
-        stored(tier, Extent(root, root, (Entry(name, 16, parts),)))
-    tier.forget(name)
-    assert tier.flush(PATIENCE)
-    assert extent_files(tmp_path) == []
-    assert not list(tier.problems())
-    tier.close()
-
-
-def test_an_entry_keeps_the_parts_that_it_had_when_others_come(tmp_path: Path) -> None:
-    """A window was let go of before the state behind it was saved."""
-    root, name = Chain("one", 1).root, Chain("one", 1).names[0]
-    tier = DiskStore.open(tmp_path, "model", LIMITS)
-    for parts in ((b"block", b"window", None), (b"block", None, b"state")):
-        stored(tier, Extent(root, root, (Entry(name, 16, parts),)))
-    expected = [Entry(name, 16, (b"block", b"window", b"state"))]
-    assert read(tier, [name]) == (expected, None)
-    tier.close()
-
-
-def test_what_an_entry_lacks_counts_what_is_on_its_way(tier: DiskStore) -> None:
-    root, name = Chain("one", 1).root, Chain("one", 1).names[0]
-    head, more = EntryHead(name, 16, (5, 6, None)), EntryHead(name, 16, (5, 6, 5))
-    assert tier.lacks(head)
-    assert offer(tier, Extent(root, root, (Entry(name, 16, (b"block", b"window", None)),)))
+def test_an_entry_that_is_held_is_not_reserved_again(tier: DiskStore) -> None:
+    """Nor with other parts: these are entries of their own."""
+    chain = Chain("one", 1)
+    [entry] = chain.extent().entries
+    more = replace(head_of(entry), sizes=(5, 5, 5))
+    assert tier.held_entry(entry.block_hash) is None
+    assert offer(tier, chain.extent())
     for _ in range(2):
-        assert not tier.lacks(head)
-        assert tier.lacks(more)
+        held = tier.held_entry(entry.block_hash)
+        assert held is not None
+        assert held.sizes == entry.sizes
+        assert tier.reserve(chain.root, chain.root, more) is None
         assert tier.flush(PATIENCE)
 
 
@@ -248,20 +197,20 @@ def test_what_was_reserved_one_by_one_is_one_file(tier: DiskStore, tmp_path: Pat
 
 def test_a_slow_clear_lets_others_go_on(tier: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It removes few extents at a time, what hangs from others before these."""
-    monkeypatch.setattr(writer, "CLEARED_AT_ONCE", 3)
+    monkeypatch.setattr(catalog, "CLEARED_AT_ONCE", 3)
     chains = [Chain(name, 5, 200_000) for name in "abcd"]
     other = Chain("e", 5, 200_000, "other")
     for chain in (*chains, other):
         for start in range(0, 5, 2):
             stored(tier, chain.extent(start, start + 2))
     removed = list[int]()
-    remove = writer.Writer.remove
+    remove = catalog.Catalog.remove
 
-    def remove_noted(self: writer.Writer, extents: Sequence[CatalogExtent]) -> int:
+    def remove_noted(self: catalog.Catalog, extents: Sequence[CatalogExtent]) -> int:
         removed.append(remove(self, extents))
         return removed[-1]
 
-    monkeypatch.setattr(writer.Writer, "remove", remove_noted)
+    monkeypatch.setattr(catalog.Catalog, "remove", remove_noted)
     tier.clear_slowly(chains[0].root)
     assert max(removed) <= 6
     assert sum(removed) == 20

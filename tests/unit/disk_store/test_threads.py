@@ -3,6 +3,7 @@
 import random
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -120,13 +121,15 @@ def test_the_figures_may_be_read_while_files_are_written(tmp_path: Path) -> None
 
 def test_an_entry_can_be_read_only_once_its_file_has_its_name() -> None:
     """Readers look without a lock, at any moment of the publication."""
-    catalog, chain = Catalog(), Chain("a", 2)
-    entries = chain.extent().entries
-    first, second = (
-        catalog.reserve(chain.root, parent, head_of(entry), 1).extent
-        for parent, entry in zip((chain.root, chain.names[0]), entries, strict=True)
-    )
-    catalog.join(second, first)
+    catalog, chain = Catalog(MIB, time.time), Chain("a", 2)
+    catalog.allowance = catalog.longest_path = MIB
+    entries, parent = chain.extent().entries, chain.root
+    for each in entries:
+        reservation = catalog.reserve(chain.root, parent, head_of(each))
+        assert reservation is not None
+        assert catalog.write(reservation, each.parts)
+        parent = each.block_hash
+    first = catalog.take_queued(MIB)
     header, _ = encode(chain.root, chain.root, entries)
     n_looks = 0
 
@@ -137,7 +140,7 @@ def test_an_entry_can_be_read_only_once_its_file_has_its_name() -> None:
             assert record is not None
             if record.is_written:
                 n_looks += 1
-                assert record.pieces[0].extent.name == "file"
+                assert record.extent.name == "file"
         return look
 
     before = sys.gettrace()
