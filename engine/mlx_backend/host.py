@@ -72,12 +72,11 @@ def examine_for(memory_bytes: int | None) -> Machine:
 
 def examine() -> Machine:
     """The default device as it is now."""
-    info = mx.device_info()
-    name = info.get("device_name", "unknown")
+    info, name = mx.device_info(), device_name()
     host = host_memory()
     if mx.default_device() == mx.cpu:
         left_bytes = host.left_bytes
-        return Machine(f"cpu ({name})", host.total_bytes, left_bytes, left_bytes, _CPU_SHARE)
+        return Machine(name, host.total_bytes, left_bytes, left_bytes, _CPU_SHARE)
     memory_bytes = device_memory_bytes(info)
     most_bytes = memory_bytes - mx.get_active_memory()
     if mx.metal.is_available():
@@ -87,7 +86,13 @@ def examine() -> Machine:
         left_bytes = most_bytes = min(most_bytes, int(info.get("free_memory", sys.maxsize)))
         has_cudnn = int(info.get("compute_capability_major", 0)) >= _AMPERE
         fused = FusedAttention.CUDA if has_cudnn else FusedAttention.NONE
-    return Machine(f"gpu ({name})", memory_bytes, left_bytes, most_bytes, _GPU_SHARE, fused)
+    return Machine(name, memory_bytes, left_bytes, most_bytes, _GPU_SHARE, fused)
+
+
+def device_name() -> str:
+    """The default device: `cpu (Intel(R) Xeon(R) Processor)`, `gpu (Apple M4)`."""
+    kind = "cpu" if mx.default_device() == mx.cpu else "gpu"
+    return f"{kind} ({mx.device_info().get('device_name', 'unknown')})"
 
 
 def device_memory_bytes(info: Mapping[str, str | int]) -> int:

@@ -1,8 +1,8 @@
 """The tokenizer of a checkpoint, as the server and the detokenizer use it."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
@@ -17,6 +17,8 @@ from engine.values.model import NO_REPLAYS, ModelCard, Replay, TemplateKind
 
 if TYPE_CHECKING:  # importing transformers takes a second
     from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 _SPACE = "▁"  # SentencePiece's space
 
@@ -165,10 +167,34 @@ class CheckpointTokenizer:
 
 def open_tokenizer(card: ModelCard) -> CheckpointTokenizer:
     """The tokenizer of a model that another process has loaded, read from its checkpoint."""
+    return CheckpointTokenizer(
+        pretrained_tokenizer(card.checkpoint), card.template, card.max_sequence_tokens
+    )
+
+
+def pretrained_tokenizer(checkpoint: str) -> Any:
+    """transformers' tokenizer of a checkpoint. Raises whatever transformers raises."""
     from transformers import AutoTokenizer  # noqa: PLC0415 - takes a second
 
-    tokenizer = AutoTokenizer.from_pretrained(card.checkpoint)
-    return CheckpointTokenizer(tokenizer, card.template, card.max_sequence_tokens)
+    return with_any_config(lambda extra: AutoTokenizer.from_pretrained(checkpoint, **extra))
+
+
+def with_any_config(load: Callable[[Mapping[str, Any]], T]) -> T:
+    """What `load` returns, which gets a tokenizer from transformers with extra arguments.
+
+    transformers also reads config.json for a tokenizer, and rejects what it does not know there,
+    such as a new type of layer. `load` is then called again with an empty configuration in its
+    place. If that fails, too, the first error is raised.
+    """
+    try:
+        return load({})
+    except Exception as error:
+        from transformers import PreTrainedConfig  # noqa: PLC0415 - takes a second
+
+        try:
+            return load({"config": PreTrainedConfig()})
+        except Exception:
+            raise error from None
 
 
 class PromptLimit:

@@ -39,7 +39,7 @@ Also served: {variants}.
 
 ## Refused
 
-{refusals}{metal}"""
+{refusals}"""
 _HEADER = """\
 | layers keep | batches | architectures |
 | --- | --- | --- |
@@ -70,7 +70,6 @@ def render(outcomes: Sequence[Outcome]) -> str:
         eager=_eager(served),
         variants=_names(each for each in variants if each.verdict is Verdict.SERVED),
         refusals="".join(map(_refusal, refused)),
-        metal=_metal(plain),
     )
 
 
@@ -117,10 +116,3 @@ def _clause(reason: str) -> str:
     """The beginning of a reason: what failed, and the first words of the cause."""
     first = re.split(r"; | \(", reason)[0]
     return ": ".join(first.split(": ")[:2])
-
-
-def _metal(outcomes: Iterable[Outcome]) -> str:
-    names = [f"`{outcome.name}`" for outcome in outcomes if outcome.wants_metal]
-    if not names:
-        return ""
-    return f"\n{' and '.join(names)} are written as Metal kernels, which only Apple's GPUs run.\n"

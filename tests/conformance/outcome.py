@@ -25,8 +25,3 @@ class Outcome:
     error: float = 0.0
     reason: str = ""
     compiled: str = ""
-
-    @property
-    def wants_metal(self) -> bool:
-        """Whether it was refused because this device is not Apple's."""
-        return "No Metal back-end" in self.reason

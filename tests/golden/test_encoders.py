@@ -69,6 +69,17 @@ def error(found: Vector, expected: Any) -> float:
     return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
 
 
+def test_an_encoder_with_a_type_of_layer_that_transformers_does_not_know(
+    thread: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    checkpoint = write_encoder(tmp_path / "bert", "bert")
+    file = checkpoint / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"layer_types": ["invented"]}))
+    encoder = Loaded(thread, checkpoint)
+    (found,) = encoder.computed([encoder.tokens(TEXTS[0])])
+    assert np.isfinite(found).all()
+
+
 @pytest.mark.parametrize("way", Pooling)
 @pytest.mark.parametrize("kind", KINDS)
 def test_vectors_are_those_of_transformers(

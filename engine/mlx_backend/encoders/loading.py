@@ -34,6 +34,7 @@ from engine.mlx_backend.loading.checkpoint import (
 from engine.mlx_backend.loading.compiler import start_compiler
 from engine.mlx_backend.loading.memory import PROCESS_BYTES
 from engine.mlx_backend.loading.purpose import Purpose, find_purpose, longest_text_stated
+from engine.text.tokenizer import pretrained_tokenizer
 from engine.values.model import ModelCard, Reranker
 from engine.values.settings import EngineConfig
 from engine.values.stats import ModelMemory, readable_bytes
@@ -249,10 +250,8 @@ def _weights(opened: OpenedEncoder) -> dict[str, mx.array]:
 
 def _tokenizer(opened: OpenedEncoder) -> Any:
     """transformers' fast tokenizer. Raises ModelError if it has tokens that the model does not."""
-    from transformers import AutoTokenizer  # noqa: PLC0415 - takes a second
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(opened.checkpoint))
+        tokenizer = pretrained_tokenizer(str(opened.checkpoint))
     except Exception as error:
         raise ModelError(f"cannot load its tokenizer: {one_line(error)}") from error
     if not tokenizer.is_fast:

@@ -1,5 +1,6 @@
 """What a model's layers keep, found by running the model, and the layout of its caches."""
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ from mlx_lm.models.cache import (
 )
 
 from engine.api import ModelError
+from engine.mlx_backend.host import device_name
 from engine.mlx_backend.kv.formats import HALF
 from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.kv.states import ArrayShape, StateBytes, state_bytes
@@ -203,6 +205,16 @@ DISCOVERY_TOKENS = 8
 RUN_ERRORS = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 """What mlx-lm's modules raise when a cache or the device is not what they expect."""
 
+_KERNEL = re.compile(r"^\[(metal|cuda)_kernel\]")
+"""The beginning of what MLX raises where it has no backend for a kernel."""
+
+
+def run_problem(error: BaseException) -> str:
+    """One of RUN_ERRORS in words."""
+    if _KERNEL.search(str(error)):
+        return f"mlx-lm has a kernel for it that {device_name()} cannot run ({error})"
+    return str(error)
+
 
 class RecordingCache:
     """Stands in for a KV cache of any kind in a forward that is never evaluated.
@@ -260,7 +272,9 @@ def discover(model: Module) -> Layout:
     try:
         logits: mx.array = model(mx.zeros((1, DISCOVERY_TOKENS), mx.int32), cache=caches)
     except RUN_ERRORS as error:
-        raise ModelError(f"the model does not run through cache views: {error}") from error
+        raise ModelError(
+            f"the model does not run through cache views: {run_problem(error)}"
+        ) from error
     recordings = [leaf for leaf in _leaves(caches) if isinstance(leaf, RecordingCache)]
 
     def spec(leaf: RecordingCache | ArraysCache) -> CacheSpec:

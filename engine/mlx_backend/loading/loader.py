@@ -37,6 +37,8 @@ from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import HIDDEN_STATES, Execution, Pooler
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters
+from engine.mlx_backend.model.plain_kernels import install_plain_kernels
+from engine.text.tokenizer import with_any_config
 from engine.values.model import Embedder, Reranker, TemplateKind
 from engine.values.settings import AdapterConfig, KVFormat, StateFormat
 from engine.values.stats import readable_bytes
@@ -199,6 +201,9 @@ def _fix_dynamic_rope(model: Module, max_context_tokens: int | None) -> int | No
     return min(lengths, default=None)
 
 
+_FAULTS = {"olmo": "its model fails for two tokens or more, with its own cache, too"}
+"""Faults of mlx-lm's models that are found before a model runs, by architecture."""
+
 _CLASSIFIER, _HEAD, _BODY = "score.weight", "lm_head.", "model."
 
 
@@ -210,6 +215,8 @@ def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
     """
 
     def classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+        if fault := _FAULTS.get(config["model_type"]):
+            raise ModelError(f"mlx-lm cannot run it: {fault}")
         if config.get("text_config") is None:
             config.pop("text_config", None)  # mlx-lm only checks whether the key exists
         model, arguments = utils._get_classes(config)
@@ -226,13 +233,14 @@ def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
         )
     except ModelError:
         raise
-    except SystemExit as error:  # olmo's module exits when it cannot import its package
+    except SystemExit as error:  # a module may exit when it cannot import its package
         reason = error.__context__ or f"its module exits with {error}"
         raise ModelError(f"mlx-lm cannot load it: {reason}") from error
     except Exception as error:  # mlx-lm's modules raise exceptions of any type
         if misfit := _misfit(str(error)):
             raise ModelError(f"the weights do not fit config.json: {misfit}") from error
         raise ModelError(f"mlx-lm cannot load it: {one_line(error)}") from error
+    install_plain_kernels(model)
     return model, config
 
 
@@ -297,7 +305,11 @@ def _load_tokenizer(
     if files.processor_template == files.chat_template != "":  # there is no other
         extra["chat_template"] = files.processor_template
     try:
-        tokenizer = utils.load_tokenizer(checkpoint, extra, eos_token_ids=end_tokens)
+        tokenizer = with_any_config(
+            lambda more: utils.load_tokenizer(
+                checkpoint, {**extra, **more}, eos_token_ids=end_tokens
+            )
+        )
     except Exception as error:
         raise ModelError(f"cannot load its tokenizer: {one_line(error)}") from error
     if not tokenizer.is_fast:

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.api import ModelError
 from engine.mlx_backend.batch import SequenceTables
-from engine.mlx_backend.kv.layout import RUN_ERRORS, Layout
+from engine.mlx_backend.kv.layout import RUN_ERRORS, Layout, run_problem
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.memory import activation_bytes, footprint
 from engine.mlx_backend.model.attention import Attention
@@ -129,7 +129,9 @@ def find_execution(
             expected = own_logits(model, adapters, rows, steps)
             head = install_patches(model, layout, adapters)
         except RUN_ERRORS as failure:
-            raise ModelError(f"the model does not run on this device: {failure}") from failure
+            raise ModelError(
+                f"the model does not run on this device: {run_problem(failure)}"
+            ) from failure
         for batching, attention in product(LADDER, attentions):
             execution = Execution(batching, attention, head, adapters)
             name = f"{batching.name} with {attention.name}"
@@ -142,11 +144,29 @@ def find_execution(
             if error < tolerance(layout):
                 return replace(execution, deviation=error, rejected=tuple(problems))
             problems.append(f"{name}: logits are wrong by {error:.1%} of their size")
+        error = looks_ahead(model, rows[0].tokens)
+    if error > tolerance(layout):
+        raise ModelError(
+            "mlx-lm's model is not causal: later tokens change an earlier token's logits "
+            f"({error:.0%} of their size)"
+        )
     raise ModelError(
         "the model computes other logits through shared storage than alone ("
         + "; ".join(problems)
         + ")"
     )
+
+
+def looks_ahead(model: Module, tokens: Sequence[int]) -> float:
+    """How much a token's logits change when other tokens follow it, through the model's own caches,
+    relative to their size.
+    """
+    first = tokens[: len(tokens) // 2]
+    alone, followed = (
+        model(mx.array([part]), cache=make_prompt_cache(model))[0, len(first) - 1]
+        for part in (first, tokens)
+    )
+    return deviation(alone[None], followed[None].astype(mx.float32))
 
 
 def check_bytes(layout: Layout) -> int:

@@ -12,17 +12,20 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx.nn.layers.quantized import QQLinear, QuantizedEmbedding, QuantizedLinear
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.bitlinear_layers import BitLinear
 from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from engine.api import ModelError
+from engine.mlx_backend.model.plain_kernels import ternary_weight
 
 _DENSE: dict[type[Module], type[Module]] = {
     QuantizedLinear: Linear,
     QuantizedEmbedding: Embedding,
     QuantizedSwitchLinear: SwitchLinear,
     QuantizedMultiLinear: MultiLinear,
+    BitLinear: Linear,
 }
 """The layers that can be dequantized, and what each becomes. A class derived from one of them may
 compute something else, and stays quantized.
@@ -87,7 +90,9 @@ def _dequantized(module: Module) -> Module:
         )
 
     of_experts = module.get("global_scale")
-    if of_experts is None:
+    if isinstance(module, BitLinear):
+        weight = ternary_weight(module).astype(mx.float32)
+    elif of_experts is None:
         weight = dequantized(module.weight, module.scales)
     else:
         experts = zip(module.weight, module.scales, of_experts, strict=True)
