@@ -112,14 +112,16 @@ class Room:
 
 def cached_model(served: Served, attention: Attention, room: Room) -> CachedModel:
     """The model over storage of its own."""
-    storage = Storage(served.layout, room.sizes(served.layout), room.block_size, room.first_blocks)
+    layout = served.layout.in_blocks_of(room.block_size)
+    storage = Storage(layout, room.sizes(layout), room.block_size, room.first_blocks)
     execution = replace(served.execution, attention=attention)
-    return CachedModel(served.loaded.model, served.layout, storage, execution)
+    return CachedModel(served.loaded.model, layout, storage, execution)
 
 
 def new_store(served: Served, room: Room, pool: BlockPool, hashes_blocks: bool = False) -> KVStore:
     """A store with the model's groups, sharing prefixes. A disk cache needs the blocks' hashes."""
-    groups = build_groups(room.sizes(served.layout), room.block_size, room.step_tokens)
+    layout = served.layout.in_blocks_of(room.block_size)
+    groups = build_groups(room.sizes(layout), room.block_size, room.step_tokens)
     tree = RadixTree(pool, room.block_size, hashes_blocks=hashes_blocks)
     return KVStore(pool, tree, room.block_size, groups)
 

@@ -125,6 +125,7 @@ def open_checkpoint(config: EngineConfig, checkpoint: Path) -> OpenedModel:
         config.kv_format,
         config.state_format,
     )
+    loaded = replace(loaded, layout=loaded.layout.in_blocks_of(config.block_size))
     choice = _attention_choice(config, loaded, None, lambda line: None)
     return OpenedModel(checkpoint, loaded, choice, machine, used_bytes)
 

@@ -32,7 +32,7 @@ are [explained here](internals/attention-and-decode.md#kinds-of-caches).
 ## Served
 
 {served_table}
-Decode steps are compiled, except for:
+{notes}Decode steps are compiled, except for:
 
 {eager}
 Also served: {variants}.
@@ -67,6 +67,7 @@ def render(outcomes: Sequence[Outcome]) -> str:
         device="CPU" if mx.default_device() == mx.cpu else "GPU",
         system=f"{platform.system()} {platform.machine()}",
         served_table=_served(served),
+        notes=_notes(served),
         eager=_eager(served),
         variants=_names(each for each in variants if each.verdict is Verdict.SERVED),
         refusals="".join(map(_refusal, refused)),
@@ -89,7 +90,7 @@ def _served(outcomes: Iterable[Outcome]) -> str:
     """A row for each combination of kept layers and batches; windows of any size are one kind."""
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
-        keeps = re.sub(r"(window|chunks)(?: of)? \d+", r"\1", outcome.keeps)
+        keeps = re.sub(r"(window|chunks|groups)(?: of)? \d+", r"\1", outcome.keeps)
         groups.setdefault((keeps, outcome.batching), []).append(outcome)
     rows = sorted(groups.items(), key=lambda group: -len(group[1]))
     return _HEADER + "".join(f"| {a} | {b} | {_names(found)} |\n" for (a, b), found in rows)
@@ -102,6 +103,23 @@ def _eager(outcomes: Iterable[Outcome]) -> str:
         if outcome.compiled not in ("yes", ""):
             groups.setdefault(_clause(outcome.compiled), []).append(outcome)
     return "".join(f"- {_names(found)}: {reason}\n" for reason, found in groups.items())
+
+
+_NOTES = {
+    "deepseek_v41": "without engram layers, which mlx-lm {mlx_lm} does not load. Published "
+    "checkpoints have them, and are refused"
+}
+"""What an architecture is served without."""
+
+
+def _notes(outcomes: Iterable[Outcome]) -> str:
+    """A paragraph of the notes on those that are served; "" without any."""
+    found = [
+        f"- `{outcome.name}` is served {_NOTES[outcome.name].format(mlx_lm=version('mlx-lm'))}.\n"
+        for outcome in outcomes
+        if outcome.name in _NOTES
+    ]
+    return "".join([*found, "\n"]) if found else ""
 
 
 def _names(outcomes: Iterable[Outcome]) -> str:

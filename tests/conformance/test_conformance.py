@@ -19,6 +19,7 @@ from tests.offline import load
 SERVED = {
     "afm7": "full attention",  # layers that read another's KV
     "baichuan_m1": "full attention, recurrent, window 8",
+    "deepseek_v41, a ratio of 16": "groups of 16, window 8",
     "gemma2": "full attention",  # masks for each KV head
     "granitemoehybrid": "full attention, recurrent",
     "kimi_linear": "full attention, recurrent",  # latent attention
@@ -53,7 +54,6 @@ def test_served_as_mlx_lm_says(name: str, keeps: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("deepseek_v41", "layer 0 keeps a LayerCache, a cache of its own kind"),
         ("olmo", "mlx-lm cannot run it: its model fails for two tokens or more"),
         ("phi3small", "mlx-lm's model is not causal: later tokens change an earlier token's"),
     ],

@@ -18,8 +18,8 @@ from measuring.random_checkpoint import CONFIGS, random_model
 from tests.conformance import document
 from tests.conformance.cases import CASES
 
-REFUSED = {"deepseek_v41", "olmo"}
-"""Before they run: a cache of its own kind, a fault of mlx-lm's."""
+REFUSED = {"olmo"}
+"""Before they run: a fault of mlx-lm's."""
 
 NOT_CAUSAL = {"phi3small"}
 

@@ -18,9 +18,11 @@ from engine.mlx_backend.kv.layout import (
     ChunkedCacheSpec,
     KVCacheSpec,
     Layout,
+    OpenGroupSpec,
     StateSpec,
     UnusedSpec,
 )
+from engine.mlx_backend.kv.shape import LayerShape
 from tests.conformance.cases import CASES, Case
 from tests.conformance.examiner import ERROR_TOLERANCE, Examiner
 from tests.conformance.outcome import Outcome, Verdict
@@ -88,6 +90,10 @@ def compiled_note(served: Served) -> str:
 
 def _in_words(spec: CacheSpec) -> str:
     match spec:
+        case KVCacheSpec(shape=LayerShape(stride=stride)) if stride > 1:
+            return f"groups of {stride}"
+        case OpenGroupSpec() | UnusedSpec():
+            return ""
         case KVCacheSpec(window=None):
             return "full attention"
         case ChunkedCacheSpec(window=window):
@@ -96,8 +102,6 @@ def _in_words(spec: CacheSpec) -> str:
             return f"window {window}"
         case StateSpec():
             return "recurrent"
-        case UnusedSpec():
-            return ""
 
 
 def main(name: str, parent: str) -> None:

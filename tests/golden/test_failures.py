@@ -126,8 +126,10 @@ def poison_blocks(arena: Arena) -> None:
         layer.put_blocks(0, keys, values)
         shape = layer.shape
         slot_mapping = arena.slot_mapping(mx.array([arena.scratch]), mx.array([0]), shape.heads)
-        nan = mx.full((1, shape.kv_heads, 1, shape.key_dim), mx.nan)
-        layer.write(slot_mapping, nan, nan)
+        nan_keys, nan_values = (
+            mx.full((1, shape.kv_heads, 1, dim), mx.nan, dtype) for dim, dtype in shape.vectors
+        )
+        layer.write(slot_mapping, nan_keys, nan_values)
 
 
 def test_storage_that_cannot_be_computed_is_lost(

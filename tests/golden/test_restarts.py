@@ -78,7 +78,7 @@ class Daemon:
     "family",
     [
         *("qwen3", "qwen3_4bit", "gemma3_text", "mamba2"),
-        *("qwen3_next", "qwen3_next_4bit", "deepseek_v3"),
+        *("qwen3_next", "qwen3_next_4bit", "deepseek_v3", "deepseek_v41"),
         *("qwen3_q8", "qwen3_k8v4", "gemma3_text_q8", "qwen3_next_q8"),
     ],
 )

@@ -195,3 +195,68 @@ def test_without_layers_blocks_are_only_counted() -> None:
     assert arena.bytes == 0
     with pytest.raises(ArenaError, match="block 3"):
         arena.copy([CopyBlock(A, BlockId(3), 2)])
+
+
+STRIDED = (
+    replace(float32(1, 4, 3), stride=2),
+    replace(float32(1, 5, 0), stride=8),
+    float32(1, 2, 2),
+)
+"""In blocks of 4 tokens: two vectors a block, one for two blocks, and one for each token."""
+
+
+def strided_arena() -> Arena:
+    """Three blocks, with 1 in all slots of A, 2 in B's and 3 in C's."""
+    arena = Arena(STRIDED, n_blocks=3, block_size=4)
+    for layer in arena.layers:
+        sizes = 1, 1, layer.block_size
+        for block in (A, B, C):
+            keys, values = (mx.full((*sizes, dim), block + 1.0) for dim, _ in layer.shape.vectors)
+            slots = mx.arange(layer.block_size)
+            blocks = mx.full(layer.block_size, block, mx.uint32)
+            layer.write(arena.slot_mapping(blocks, slots, layer.heads), keys, values)
+    return arena
+
+
+def first_numbers(arena: Arena, blocks: list[int]) -> list[list[float]]:
+    """Of each vector of K, layer by layer."""
+    return [read(arena, layer, blocks)[0][0, 0, :, 0].tolist() for layer in range(len(STRIDED))]
+
+
+def test_vectors_of_several_tokens_have_their_share_of_a_block() -> None:
+    arena = strided_arena()
+    assert first_numbers(arena, [C, A]) == [[3, 3, 1, 1], [3, 1], [3, 3, 3, 3, 1, 1, 1, 1]]
+    assert [layer.shape.token_bytes for layer in arena.layers] == [14, 3, 16]
+    assert arena.bytes == 3 * (2 * 4 * 7 + 1 * 4 * 5 + 4 * 4 * 4)
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "kept"), [(4, (2, 1, 4)), (3, (1, 0, 3)), (2, (1, 0, 2)), (1, (0, 0, 1))]
+)
+def test_a_copy_has_the_vectors_whose_last_token_is_copied(
+    n_tokens: int, kept: tuple[int, ...]
+) -> None:
+    arena = strided_arena()
+    mx.eval(arena.copy([CopyBlock(B, C, n_tokens)]))
+    expected = [
+        [2.0] * n + [0.0] * (layer.block_size - n)
+        for n, layer in zip(kept, arena.layers, strict=True)
+    ]
+    assert first_numbers(arena, [C]) == expected
+    assert first_numbers(arena, [A, B]) == [[1, 1, 2, 2], [1, 2], [1, 1, 1, 1, 2, 2, 2, 2]]
+
+
+def test_a_block_is_cleared_with_all_its_vectors() -> None:
+    arena = strided_arena()
+    arena.clear(mx.array([B], mx.uint32))
+    assert first_numbers(arena, [A, B, C]) == [
+        [1, 1, 0, 0, 3, 3],
+        [1, 0, 3],
+        [1, 1, 1, 1, 0, 0, 0, 0, 3, 3, 3, 3],
+    ]
+
+
+@pytest.mark.parametrize(("stride", "block_size"), [(2, 3), (6, 4), (4, 6)])
+def test_vectors_that_do_not_end_with_blocks_are_refused(stride: int, block_size: int) -> None:
+    with pytest.raises(ArenaError, match=f"vectors of {stride} do not fit"):
+        Arena([replace(float32(1, 4, 4), stride=stride)], 2, block_size)

@@ -204,7 +204,7 @@ class DecodeBatch:
 
     def _listed(self, group: GroupTables, width: int, ahead: int = 0) -> ListedWork | None:
         """The list of work for tables of that width, with each row `ahead` tokens further."""
-        if not group.arena.layers:
+        if not group.arena.is_attended:
             return None
         n_blocks = self._padded([group.n_blocks(position + ahead) for position in self._next])
         table = self._table(group, width)

@@ -165,10 +165,11 @@ def rehearsal_model(
     storage = Storage(layout, rehearsal_sizes(layout.windows, bool(layout.states)), block_size)
     for arena in (storage.full, *storage.windows):
         every = mx.arange(arena.n_blocks, dtype=mx.uint32)
-        slots = mx.arange(block_size, dtype=mx.uint32)
-        written = mx.repeat(every, block_size), mx.tile(slots, [arena.n_blocks])
         for layer in arena.layers:
-            sizes = arena.n_blocks, layer.shape.kv_heads, block_size
+            n_slots = layer.block_size
+            slots = mx.tile(mx.arange(n_slots, dtype=mx.uint32), [arena.n_blocks])
+            written = mx.repeat(every, n_slots), slots
+            sizes = arena.n_blocks, layer.shape.kv_heads, n_slots
             keys, values = (
                 mx.random.normal((*sizes, dim)).astype(dtype) for dim, dtype in layer.shape.vectors
             )

@@ -311,7 +311,7 @@ class CompiledDecode:
         batching, attention = model.execution.batching, model.execution.attention
         prepared = [
             attention.prepare_decode(lines, width, group.arena, group.window, own_sizes)
-            if group.arena.layers
+            if group.arena.is_attended
             else None
             for group, width, own_sizes in zip(groups, widths, sizes, strict=True)
         ]

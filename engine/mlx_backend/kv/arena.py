@@ -36,6 +36,7 @@ class LayerArena:
     then those of V. Where K and V are alike they share their planes, all of K before all of V: one
     operation then writes or reads both. `codecs`: how K, and V, is stored; None: as the model
     computes it. `query_heads`: of the queries that attended to it last; 0: none have yet.
+    `block_size`: the vectors of one head in a block.
     """
 
     __slots__ = (
@@ -280,17 +281,33 @@ class Arena:
         block_size: int,
         first_blocks: int | None = None,
     ) -> None:
-        """`first_blocks`: the number of blocks whose memory is taken at once; None: all."""
+        """`first_blocks`: the number of blocks whose memory is taken at once; None: all.
+
+        Raises ArenaError where vectors of several tokens do not end with blocks.
+        """
         if n_blocks < 1 or block_size < 1:
             raise ArenaError(f"an arena of {n_blocks} blocks of {block_size} tokens holds nothing")
+        for stride in {shape.stride for shape in layers}:
+            if block_size % stride and stride % block_size:
+                raise ArenaError(
+                    f"blocks of {block_size} tokens and vectors of {stride} do not fit"
+                )
         self.n_blocks = n_blocks
         self.block_size = block_size
         self.scratch = BlockId(n_blocks)
         self.blank = BlockId(n_blocks + 1)
         self.n_allocated = n_blocks if first_blocks is None else min(first_blocks, n_blocks)
         self._shift = 0 if self.n_allocated == n_blocks else 2
-        self.layers = tuple(LayerArena(shape, self.n_allocated + 2, block_size) for shape in layers)
+        self.layers = tuple(
+            LayerArena(shape, self.n_allocated + 2, shape.block_slots(block_size))
+            for shape in layers
+        )
         mx.eval(self.planes())  # memory is taken now, not when the first request comes
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether an `Attention` reads any of the layers."""
+        return any(not layer.shape.is_fixed for layer in self.layers)
 
     @property
     def bytes(self) -> int:
@@ -341,27 +358,32 @@ class Arena:
 
     def clear(self, blocks: mx.array) -> None:
         """Zero whole blocks, `[blocks]`."""
-        slots = mx.arange(self.block_size, dtype=blocks.dtype)
-        every = mx.repeat(blocks, self.block_size), mx.tile(slots, [len(blocks)])
-        kinds = {layer.heads for layer in self.layers}
-        mappings = {heads: self.slot_mapping(*every, heads) for heads in kinds}
+        mappings = dict[Heads, SlotMapping]()
         for layer in self.layers:
+            if layer.heads not in mappings:
+                slots = mx.tile(mx.arange(layer.block_size, dtype=blocks.dtype), [len(blocks)])
+                every = mx.repeat(blocks, layer.block_size)
+                mappings[layer.heads] = self.slot_mapping(every, slots, layer.heads)
             layer.clear(mappings[layer.heads])
 
     def contents(self, blocks: list[BlockId], n_tokens: list[int]) -> list[list[mx.array]]:
         """Copies of the first tokens of blocks, followed by zeros: what `LayerArena.blocks` returns
         of each layer in turn.
 
-        All are `[blocks, kv_heads, block_size, width]`. They refer to the arena's arrays until they
+        All are `[blocks, kv_heads, slots, width]`; of a vector of several tokens, whose last is not
+        among them, nothing is copied. They refer to the arena's arrays until they
         have been evaluated. Raises ArenaError for an unknown block.
         """
         for block in blocks:
             self.check(block)
         ids = mx.array([self.place(block) for block in blocks], mx.uint32)
-        kept = None
+        kept = dict[int, mx.array]()
         if min(n_tokens, default=self.block_size) < self.block_size:
-            kept = mx.array(n_tokens)[:, None] > mx.arange(self.block_size)
-        return [layer.blocks(ids, kept) for layer in self.layers]
+            tokens = mx.array(n_tokens)[:, None]
+            for layer in self.layers:
+                per_slot = self.block_size // layer.block_size
+                kept[layer.shape.stride] = tokens // per_slot > mx.arange(layer.block_size)
+        return [layer.blocks(ids, kept.get(layer.shape.stride)) for layer in self.layers]
 
     def planes(self) -> list[mx.array]:
         """The layers' planes as they are now, to be evaluated at once and not kept."""
@@ -393,22 +415,23 @@ class Arena:
 
     def slot_mapping(self, blocks: mx.array, slots: mx.array, heads: Heads) -> SlotMapping:
         """Where the vectors of tokens are written, of which token `i` belongs to `slots[i]` of
-        `blocks[i]`, in layers of these heads.
+        `blocks[i]`, in layers of these heads. There are as many slots as vectors in a block.
 
         `blocks` and `slots`: `[tokens]`. The vectors are those of each token's heads; where K and V
         share a plane, there are twice as many, those of V last.
         """
         own = mx.arange(heads.kv_heads, dtype=blocks.dtype)
         by_head = (self.place(blocks)[:, None] * heads.kv_heads + own).astype(mx.int64)
-        rows = by_head * self.block_size + slots[:, None].astype(mx.int64)
+        size = max(1, self.block_size // heads.stride)
+        rows = by_head * size + slots[:, None].astype(mx.int64)
         rows = rows.reshape(-1, 1)  # int64: Metal multiplies it by the dimension in its type
         if heads.share_plane:
-            offset = _plain_number(self._n_heads(heads) * self.block_size, mx.int64)
+            offset = _plain_number(self._n_heads(heads) * size, mx.int64)
             rows = mx.concatenate([rows, rows + offset])
         if not heads.key_channels:
             return SlotMapping(rows, None)
         channels = mx.arange(heads.key_channels)
-        of_keys = (by_head[..., None] * heads.key_channels + channels) * self.block_size
+        of_keys = (by_head[..., None] * heads.key_channels + channels) * size
         of_keys = of_keys + slots[:, None, None].astype(mx.int64)
         of_values = rows[by_head.size :] * heads.key_channels + channels  # where they share a plane
         codes = mx.concatenate([of_keys.reshape(-1, 1), of_values.reshape(-1, 1)])

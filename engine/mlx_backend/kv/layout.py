@@ -1,6 +1,7 @@
 """What a model's layers keep, found by running the model, and the layout of its caches."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -40,6 +41,13 @@ class ChunkedCacheSpec(KVCacheSpec):
 
 
 @dataclass(frozen=True, slots=True)
+class OpenGroupSpec(KVCacheSpec):
+    """K and V of the tokens since the last multiple of `ratio`."""
+
+    ratio: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class StateSpec:
     """The arrays of a recurrent state, and how each is saved."""
 
@@ -52,6 +60,13 @@ class UnusedSpec:
     """A cache that the model makes and never writes."""
 
 
+class CompressedSpecs(tuple[KVCacheSpec, ...]):
+    """What a layer of DeepSeek-V4.1 keeps: a vector of each token in its window; where it
+    compresses, KV and index key of each group of `stride` tokens; and, of more than one, an
+    `OpenGroupSpec`, from which a group is compressed when its last token comes.
+    """
+
+
 CacheSpec: TypeAlias = KVCacheSpec | StateSpec | UnusedSpec
 SpecTree: TypeAlias = "CacheSpec | tuple[SpecTree, ...]"
 """One cache, or the caches of a layer that keeps several."""
@@ -59,11 +74,15 @@ SpecTree: TypeAlias = "CacheSpec | tuple[SpecTree, ...]"
 
 @dataclass(frozen=True)
 class Layout:
-    """A model's caches, one tree for each that `make_prompt_cache` returns."""
+    """A model's caches, one tree for each that `make_prompt_cache` returns.
+
+    `selected_bytes`: of the vectors that sparse attention copies for each token, in one layer.
+    """
 
     caches: tuple[SpecTree, ...]
     logits_dtype: mx.Dtype
     vocab_size: int
+    selected_bytes: int = 0
 
     @cached_property
     def specs(self) -> tuple[CacheSpec, ...]:
@@ -81,8 +100,11 @@ class Layout:
 
     @cached_property
     def dtypes(self) -> tuple[mx.Dtype, ...]:
-        """The dtypes of K and V, in order of appearance; without K and V, that of the logits."""
-        kept = [dtype for shape in self.kv_layers for _, dtype in shape.vectors]
+        """The dtypes in which the model computes K and V, in order of appearance; without K and V,
+        that of the logits.
+        """
+        computed = (shape for shape in self.kv_layers if not shape.is_fixed)
+        kept = [dtype for shape in computed for _, dtype in shape.vectors]
         return tuple(dict.fromkeys(kept or [self.logits_dtype]))
 
     @cached_property
@@ -188,6 +210,28 @@ class Layout:
 
         return replace(self, caches=tree_map(within, self.caches))
 
+    def in_blocks_of(self, block_size: int) -> "Layout":
+        """The layout over blocks of `block_size` tokens, with the shortest windows in whose blocks
+        open groups lie: a hit of whole groups and blocks then needs no slot of theirs.
+
+        Raises ModelError where a group is neither a part of a block nor made of whole ones.
+        """
+        for shape in self.kv_layers:
+            if block_size % shape.stride and shape.stride % block_size:
+                raise ModelError(
+                    f"the model compresses groups of {shape.stride} tokens, which do not fit into "
+                    f"blocks of {block_size}: set block_size to a multiple of {shape.stride}"
+                )
+
+        def within_block(spec: CacheSpec) -> CacheSpec:
+            match spec:
+                case OpenGroupSpec(window=int(), ratio=ratio):
+                    return replace(spec, window=max(1, ratio - block_size + 1))
+                case _:
+                    return spec
+
+        return replace(self, caches=tree_map(within_block, self.caches))
+
 
 def _smaller(array: ArrayShape, half: mx.Dtype | None) -> ArrayShape:
     """The array in half precision, if it is of numbers that are larger."""
@@ -198,6 +242,14 @@ def _smaller(array: ArrayShape, half: mx.Dtype | None) -> ArrayShape:
 def _leaves(tree: object) -> list[Any]:
     return list(dict(tree_flatten(tree)).values())
 
+
+COMPRESSED_MODULE = "mlx_lm.models.deepseek_v41"
+"""mlx-lm's module whose attention compresses groups of tokens."""
+
+FP8_GROUP, FP4_GROUP, FP4_KEY_GROUP = 32, 16, 32
+"""Numbers that share a scale where that model rounds the window's vectors, compressed KV and index
+keys. It rounds no vectors that such groups do not divide.
+"""
 
 DISCOVERY_TOKENS = 8
 """Enough that states which grow with the first few tokens have their full size."""
@@ -269,8 +321,10 @@ def discover(model: Module) -> Layout:
     the model does not run so, or keeps a cache of an unknown kind.
     """
     caches = [_recording(index, cache) for index, cache in enumerate(make_prompt_cache(model))]
+    ratios = [layer.self_attn.ratio for layer in model.layers] if _is_compressed(caches[0]) else []
+    n_tokens = max([DISCOVERY_TOKENS, *ratios])
     try:
-        logits: mx.array = model(mx.zeros((1, DISCOVERY_TOKENS), mx.int32), cache=caches)
+        logits: mx.array = model(mx.zeros((1, n_tokens), mx.int32), cache=caches)
     except RUN_ERRORS as error:
         raise ModelError(
             f"the model does not run through cache views: {run_problem(error)}"
@@ -280,6 +334,9 @@ def discover(model: Module) -> Layout:
     def spec(leaf: RecordingCache | ArraysCache) -> CacheSpec:
         return _kv_spec(leaf, recordings) if isinstance(leaf, RecordingCache) else _state_spec(leaf)
 
+    if ratios:
+        kept = tuple(map(_compressed_specs, caches, ratios))
+        return Layout(kept, logits.dtype, logits.shape[-1], _selected_bytes(model, kept))
     return Layout(tree_map(spec, tuple(caches)), logits.dtype, logits.shape[-1])
 
 
@@ -288,12 +345,61 @@ def _recording(index: int, cache: object) -> Recording:
         return tuple(_recording(index, part) for part in cache.caches)
     if type(cache) in (KVCache, RotatingKVCache, ChunkedKVCache):
         return RecordingCache(cache)
-    if type(cache) is ArraysCache:
+    if type(cache) is ArraysCache or _is_compressed(cache):
         return cache
     raise ModelError(
         f"layer {index} keeps a {type(cache).__name__}, a cache of its own kind; served are full "
         "attention, sliding windows, chunks and recurrent states"
     )
+
+
+def _is_compressed(cache: object) -> bool:
+    return type(cache).__module__ == COMPRESSED_MODULE
+
+
+def _compressed_specs(cache: Any, ratio: int) -> CompressedSpecs:
+    """What the model has left in mlx-lm's cache of a layer, each array `[1, vectors, dim]`."""
+    window, window_dtype = cache.window, _held_by(cache.window, FP8_GROUP)
+    shape = LayerShape(1, window.shape[-1], 0, window_dtype, window_dtype, is_fixed=True)
+    specs = [KVCacheSpec(shape, int(cache.window_size))]
+    if cache.compress_kv is not None:
+        if ratio & (ratio - 1):  # else they would fit into no blocks of the check
+            raise ModelError(f"groups of {ratio} tokens are compressed; served are powers of two")
+        kv, keys = cache.compress_kv, cache.index_k
+        shape = LayerShape(
+            kv_heads=1,
+            key_dim=kv.shape[-1],
+            value_dim=0 if keys is None else keys.shape[-1],
+            key_dtype=_held_by(kv, FP4_GROUP),
+            value_dtype=kv.dtype if keys is None else _held_by(keys, FP4_KEY_GROUP),
+            stride=ratio,
+            is_fixed=True,
+        )
+        specs.append(KVCacheSpec(shape))
+    if cache.pending_kv is not None:
+        kv, gate = cache.pending_kv, cache.pending_gate
+        dims = kv.shape[-1], gate.shape[-1]
+        shape = LayerShape(1, *dims, kv.dtype, gate.dtype, is_fixed=True)
+        specs.append(OpenGroupSpec(shape, ratio, ratio))
+    return CompressedSpecs(specs)
+
+
+def _selected_bytes(model: Module, specs: Sequence[CompressedSpecs]) -> int:
+    """Bytes of what a token's attention copies: the vectors of its window and of the groups that
+    are chosen for it, as they are kept, joined, and twice in float32.
+    """
+    window = specs[0][0]
+    indexers = [layer.self_attn.get("indexer") for layer in model.layers]
+    chosen = max((own.index_topk for own in indexers if own is not None), default=0)
+    copies = 2 * (window.shape.key_dtype.size + mx.float32.size)
+    return ((window.window or 0) + chosen) * window.shape.key_dim * copies
+
+
+def _held_by(vectors: mx.array, group: int) -> mx.Dtype:
+    """The type that vectors are kept in. Numbers of 4 or 8 bits, times the scale of their group,
+    are exact in 16 bits.
+    """
+    return vectors.dtype if vectors.shape[-1] % group else mx.bfloat16
 
 
 def _state_spec(cache: ArraysCache) -> StateSpec:

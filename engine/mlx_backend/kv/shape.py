@@ -22,6 +22,7 @@ class Heads(NamedTuple):
     kv_heads: int
     share_plane: bool
     key_channels: int
+    stride: int = 1
 
 
 class SlotMapping(NamedTuple):
@@ -39,7 +40,9 @@ class LayerShape:
 
     A dimension of 0 means that nothing is kept. K and V may differ in dtype: where only a norm's
     weights are float32, K is float32 and V is not. `format`: how they are stored, as far as they
-    can be; see `formats.codecs`.
+    can be; see `formats.codecs`. `stride`: the number of tokens that one vector stands for.
+    `is_fixed`: the model's own attention alone reads what is kept, and what is kept has these
+    dtypes whatever the format is, and whatever precision the model computes in.
     """
 
     kv_heads: int
@@ -48,6 +51,14 @@ class LayerShape:
     key_dtype: mx.Dtype
     value_dtype: mx.Dtype
     format: KVFormat = KVFormat.FULL
+    stride: int = 1
+    is_fixed: bool = False
+
+    def block_slots(self, block_size: int) -> int:
+        """The vectors of one head in a block. A vector of several tokens is in the block of the
+        last of them; where blocks are shorter, all but one of its blocks have a slot in vain.
+        """
+        return max(1, block_size // self.stride)
 
     @property
     def vectors(self) -> tuple[tuple[int, mx.Dtype], ...]:
@@ -58,7 +69,8 @@ class LayerShape:
     def codecs(self) -> tuple[Codec, Codec]:
         """How vectors of K, and of V, are stored."""
         dims, dtypes = (self.key_dim, self.value_dim), (self.key_dtype, self.value_dtype)
-        return codecs(self.format, self.kv_heads, dims, dtypes)
+        format = KVFormat.FULL if self.is_fixed else self.format
+        return codecs(format, self.kv_heads, dims, dtypes)
 
     @property
     def parts(self) -> tuple[ArrayShape, ...]:
@@ -76,12 +88,18 @@ class LayerShape:
         """K and V share planes where their vectors have one size, dtype and codec."""
         keys, values = self.codecs
         key_channels = self.key_dim if keys.bits and mx.default_device() == mx.cpu else 0
-        return Heads(self.kv_heads, self.key_dim > 0 and keys == values, key_channels)
+        share_plane = self.key_dim > 0 and keys == values
+        return Heads(self.kv_heads, share_plane, key_channels, self.stride)
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of one vector of K and one of V, of all heads, as they are stored."""
+        return self.kv_heads * sum(part.bytes for part in self.parts)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's K and V as they are stored."""
-        return self.kv_heads * sum(part.bytes for part in self.parts)
+        """Bytes of one token's K and V as they are stored, or of its share in a vector's."""
+        return -(-self.vector_bytes // self.stride)
 
     @property
     def read_bytes(self) -> int:
@@ -89,6 +107,7 @@ class LayerShape:
         they were decoded. Codes of 4 bits are unpacked in between, to a byte each.
         """
         decoded = self.kv_heads * sum(dim * dtype.size for dim, dtype in self.vectors)
+        decoded = -(-decoded // self.stride)
         if all(codec.is_plain for codec in self.codecs):
             return decoded
         unpacked = self.kv_heads * sum(codec.dim for codec in self.codecs if codec.bits == 4)
@@ -102,7 +121,7 @@ def token_bytes(layers: Iterable[LayerShape]) -> int:
 
 def block_bytes(layers: Iterable[LayerShape], block_size: int) -> int:
     """Bytes of one block of `block_size` tokens in all layers together."""
-    return block_size * token_bytes(layers)
+    return sum(layer.block_slots(block_size) * layer.vector_bytes for layer in layers)
 
 
 class StoredBlocks(NamedTuple):

@@ -81,7 +81,7 @@ def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes | memoryview]) ->
     if not contents:
         return
     shapes = [
-        ArrayShape((layer.shape.kv_heads, arena.block_size, *part.shape), part.dtype)
+        ArrayShape((layer.shape.kv_heads, layer.block_size, *part.shape), part.dtype)
         for layer in arena.layers
         for part in layer.shape.parts
     ]
@@ -128,7 +128,8 @@ def _describe_layers(layers: Iterable[LayerShape]) -> str:
     def text(layer: LayerShape) -> str:
         keys, values = layer.codecs
         order = " by channel" if layer.heads.key_channels else ""
-        return f"{layer.kv_heads}x{keys}{order}+{values}"
+        every = f" every {layer.stride}" if layer.stride > 1 else ""
+        return f"{layer.kv_heads}x{keys}{order}+{values}{every}"
 
     return _describe(layers, text)
 
@@ -146,13 +147,12 @@ def _code_digest(layout: Layout, block_size: int) -> str:
     digest, stored = blake3(), list[mx.array]()
     for shape in dict.fromkeys(chain(layout.full_layers, *map(layout.layers_of, layout.windows))):
         arena = Arena([shape], 1, block_size)
+        n_slots = shape.block_slots(block_size)
         vectors = (
-            _fixed_numbers(1, shape.kv_heads, block_size, dim).astype(dtype)
+            _fixed_numbers(1, shape.kv_heads, n_slots, dim).astype(dtype)
             for dim, dtype in shape.vectors
         )
-        slots = arena.slot_mapping(
-            mx.zeros(block_size, mx.int32), mx.arange(block_size), shape.heads
-        )
+        slots = arena.slot_mapping(mx.zeros(n_slots, mx.int32), mx.arange(n_slots), shape.heads)
         arena.layers[0].write(slots, *vectors)
         stored += arena.contents([BlockId(0)], [block_size])[0]
     states = StateArena(layout.states, layout.saved_states, StateCounts(1, 0))

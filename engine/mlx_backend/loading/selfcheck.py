@@ -173,7 +173,7 @@ def check_bytes(layout: Layout) -> int:
     """The memory that `find_execution` takes at most, in addition to the weights."""
     rows = _rows(layout, ())
     longest = len(rows[0].tokens)
-    layout = layout.within(longest).stored_as(KVFormat.FULL)
+    layout = layout.within(longest).in_blocks_of(BLOCK_SIZE).stored_as(KVFormat.FULL)
     stored = footprint(layout, BLOCK_SIZE).storage_bytes(storage_sizes(layout, rows))
     n_read = sum(chunk.n_read for step in _steps(rows) for chunk in step)
     return (
@@ -333,7 +333,7 @@ def logits_through_storage(
 ) -> mx.array:
     """The logits that `own_logits` returns, computed through shared storage."""
     longest = len(rows[0].tokens)
-    layout = layout.within(longest)
+    layout = layout.within(longest).in_blocks_of(BLOCK_SIZE)
     sizes = storage_sizes(layout, rows)
     storage = Storage(layout, sizes, BLOCK_SIZE)
     groups = build_groups(sizes, BLOCK_SIZE, longest)

@@ -42,6 +42,7 @@ class AttentionWorkspace:
     short_tokens: int = _SHORT_TOKENS
     masked_bytes: int = 0  # in addition, of a pair whose mask is an array, in a window
     window_keys: int = 0  # of one row in the layers with the longest window
+    selected_bytes: int = 0  # that sparse attention copies for each new token
 
     def forward_keys(self, longest: int) -> int:
         """The most keys that a forward reads: its rows times the keys of its longest row.
@@ -64,6 +65,7 @@ class AttentionWorkspace:
             + pairs * self.pair_bytes
             + min(self.short_tokens * keys, pairs) * self.short_bytes
             + in_windows
+            + self.tokens * self.selected_bytes
         )
 
 
@@ -118,4 +120,5 @@ def attention_workspace(
         short_tokens=short_tokens,
         masked_bytes=masked_bytes,
         window_keys=config.block_size * max(window_slots, default=0),
+        selected_bytes=layout.selected_bytes,
     )

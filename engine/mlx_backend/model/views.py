@@ -18,6 +18,8 @@ from mlx_lm.models.cache import ArraysCache
 from engine.mlx_backend.kv.arena import LayerArena
 from engine.mlx_backend.kv.layout import (
     ChunkedCacheSpec,
+    CompressedSpecs,
+    KVCacheSpec,
     Layout,
     SpecTree,
     StateSpec,
@@ -26,6 +28,12 @@ from engine.mlx_backend.kv.layout import (
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.model.attention import Attention, BlockAttention
 from engine.mlx_backend.model.batching import Batching, ForwardBatch
+from engine.mlx_backend.model.compressed import (
+    CompressedRows,
+    CompressedView,
+    Part,
+    install_compressed,
+)
 from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan
 from kvstore.types import SlotId
 from kvstore.window import first_needed
@@ -274,9 +282,10 @@ def install_attention(model: Module) -> None:
         namespace = vars(sys.modules[name])
         if namespace.get("scaled_dot_product_attention") is _model_attention:
             namespace["scaled_dot_product_attention"] = scaled_dot_product_attention
+    install_compressed(model)
 
 
-ViewTree: TypeAlias = "UnusedView | StateView | tuple[ViewTree, ...]"
+ViewTree: TypeAlias = "UnusedView | StateView | CompressedView | tuple[ViewTree, ...]"
 """One view, or those of a layer that keeps several caches."""
 
 
@@ -309,6 +318,7 @@ class ForwardViews:
         self._unread = unread
         self._n_layers = len(layout.kv_layers)
         self._state_views = list[StateView]()
+        self._compressed: CompressedRows | None = None
         self.kv_layers = list[LayerArena]()
         self.trees: list[ViewTree] = [self._view(spec) for spec in layout.caches]
 
@@ -316,7 +326,20 @@ class ForwardViews:
         """The arrays that the model has left in its recurrent layers' views."""
         return [array for view in self._state_views for array in view.cache]
 
+    def _next_layer(self, spec: KVCacheSpec) -> LayerArena:
+        layer = next(self._layers[spec.window])
+        self.kv_layers.append(layer)
+        return layer
+
+    def _compressed_view(self, specs: CompressedSpecs) -> CompressedView:
+        if self._compressed is None:
+            self._compressed = CompressedRows(self._forwards[None])
+        parts = [Part(spec, self._next_layer(spec), self._forwards[spec.window]) for spec in specs]
+        return CompressedView(self._compressed, *parts)
+
     def _view(self, spec: SpecTree) -> ViewTree:
+        if isinstance(spec, CompressedSpecs):
+            return self._compressed_view(spec)
         if isinstance(spec, tuple):
             return tuple(map(self._view, spec))
         if isinstance(spec, StateSpec):
@@ -327,8 +350,7 @@ class ForwardViews:
             return view
         if isinstance(spec, UnusedSpec):
             return UnusedView(self._forwards[None])
-        forward, layer = self._forwards[spec.window], next(self._layers[spec.window])
-        self.kv_layers.append(layer)
+        forward, layer = self._forwards[spec.window], self._next_layer(spec)
         if isinstance(spec, ChunkedCacheSpec):
             return ChunkedView(layer, forward, None, [None] * len(forward.groups))
         unread = self._unread if len(self.kv_layers) == self._n_layers else ()
@@ -358,7 +380,8 @@ def views_of(
         )
     attentions = {
         window: [
-            attention.prepare(group, window) if own.arena.layers else None for group in own.groups
+            attention.prepare(group, window) if own.arena.is_attended else None
+            for group in own.groups
         ]
         for window, own in forwards.items()
     }

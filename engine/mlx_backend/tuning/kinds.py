@@ -65,8 +65,8 @@ def kinds_of(
     model: Module, layout: Layout, query_heads: int, block_size: int, most_tokens: int
 ) -> Kinds:
     """The kinds of a model's layers and the number of layers of each, by window. Layers whose
-    attention cannot read blocks are left out: those with chunks, and those with one latent vector
-    for all heads. `most_tokens`: of one sequence.
+    attention cannot read blocks are left out: those with chunks, those with one latent vector for
+    all heads, and those that the model's own attention reads. `most_tokens`: of one sequence.
     """
     has_sinks = any("sinks" in module for _, module in model.named_modules())
     found = dict[int | None, Counter[LayerKind]]()
@@ -74,7 +74,7 @@ def kinds_of(
         if not isinstance(spec, KVCacheSpec) or isinstance(spec, ChunkedCacheSpec):
             continue
         shape = spec.shape
-        if is_latent(shape.kv_heads, (shape.key_dim, shape.value_dim)):
+        if shape.is_fixed or is_latent(shape.kv_heads, (shape.key_dim, shape.value_dim)):
             continue
         kind = LayerKind(
             kv_heads=shape.kv_heads,
