@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from engine.api import ModelError, Report
+from engine.core.draft_model import DraftModel
 from engine.core.drafting import DraftPolicy
 from engine.core.inbox import Inbox
 from engine.core.loop import Deliver, EngineLoop
@@ -68,6 +69,8 @@ def start(
     checkpoint = find_checkpoint(config.model, download=True)
     if find_purpose(checkpoint, config.pooling, config.reranker).body is Body.ENCODER:
         return EncoderThread(partial(load_encoder, config, report), deliver, ended)
+    if config.draft_model is not None:
+        find_checkpoint(config.draft_model, download=True)
     return EngineThread(partial(load, config, report), deliver, ended)
 
 
@@ -112,7 +115,9 @@ def assemble(
             backend.card.adapters,
         ),
         disk=disk,
-        drafts=DraftPolicy(store) if config.speculate == "auto" else None,
+        drafts=DraftPolicy(store, _draft_model(backend, config))
+        if config.speculate == "auto"
+        else None,
     )
     card = backend.card
     if kv_events is not None:
@@ -142,6 +147,17 @@ def assemble(
         decode=backend.decode,
         release_thread=backend.release_thread,
     )
+
+
+def _draft_model(backend: Backend, config: EngineConfig) -> DraftModel | None:
+    """The draft model as the scheduler sees it, with a store of its own; None if there is none."""
+    if (draft := backend.draft) is None:
+        return None
+    pool = BlockPool(draft.sizes.n_blocks)
+    tree = RadixTree(pool, config.block_size, time.monotonic) if config.prefix_cache else None
+    groups = build_groups(draft.sizes, config.block_size, config.step_tokens)
+    store = KVStore(pool, tree, config.block_size, groups)
+    return DraftModel(store, draft.context_tokens, draft.cost_share)
 
 
 def _open_publisher(

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from engine.core.draft_model import DraftModel
 from engine.core.drafting import DraftPolicy
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
@@ -23,6 +24,7 @@ from engine.grammar.stage import GrammarStage
 from engine.grammar.state import GrammarPlan
 from engine.mlx_backend.assembly import UNSTATED_TOKENS, attentions
 from engine.mlx_backend.decode.choice import DecodePath
+from engine.mlx_backend.draft_runner import DraftRunner
 from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
@@ -44,6 +46,9 @@ from tests.devices import SERVING_LAUNCH
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import LetterDetokenizer
 from tests.unit.scripted_drafter import ScriptedPolicy
+
+DRAFT_COST = 0.1
+"""What a forward of a draft model takes of one of the model, for a clock that stands still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +164,10 @@ class OfflineDaemon:
         drafts: Callable[[KVStore], DraftPolicy] = ScriptedPolicy,
         write: Callable[[Served], NewOutput] = write_letters,
         max_waiting: int = 64,
+        draft: tuple[Served, Room] | None = None,
     ) -> None:
         """`answers` is given the size of the vocabulary. A disk's readers post to the `inbox`.
+        `draft`: a draft model, which decodes in the same way, and its room.
 
         `decode` chooses how steady decodes are computed; None: eagerly. `drafts` decides which
         drafts are verified, and `write` makes the text of outputs.
@@ -168,7 +175,22 @@ class OfflineDaemon:
         vocab_size = served.layout.vocab_size
         model = cached_model(served, attention, room)
         path = None if decode is None else decode(model)
-        runner = MlxRunner(model, Sampler(vocab_size), launch, decode=path)
+        draft_runner: DraftRunner | None = None
+        self.draft_store: KVStore | None = None
+        policy = drafts
+        if draft is not None:
+            of_draft, draft_room = draft
+            draft_model = cached_model(of_draft, Attention(), draft_room)
+            draft_path = None if decode is None else decode(draft_model)
+            draft_runner = DraftRunner(draft_model, Sampler(vocab_size), vocab_size, draft_path)
+            own = new_store(of_draft, draft_room, BlockPool(draft_room.n_blocks))
+            self.draft_store = own
+            context_tokens = of_draft.loaded.max_context_tokens or UNSTATED_TOKENS
+
+            def policy(store: KVStore) -> DraftPolicy:
+                return DraftPolicy(store, DraftModel(own, context_tokens, DRAFT_COST))
+
+        runner = MlxRunner(model, Sampler(vocab_size), launch, decode=path, draft=draft_runner)
 
         self.runner = watch(runner)
         self.storage = model.storage
@@ -191,7 +213,7 @@ class OfflineDaemon:
             metrics=Metrics(clock),
             namespaces=Namespaces(fingerprints=served.loaded.adapters),
             disk=None if disk is None else disk(self.store, model.storage),
-            drafts=drafts(self.store),
+            drafts=policy(self.store),
         )
         self._events: list[OutputEvent] = []
         self.loop = EngineLoop(
@@ -265,3 +287,5 @@ class OfflineDaemon:
             if event.usage and event.index == 0:
                 self.usage[event.request_id] = event.usage
         invariants.check(self.store)
+        if self.draft_store is not None:
+            invariants.check(self.draft_store)

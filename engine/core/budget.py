@@ -17,6 +17,9 @@ class StepShape(NamedTuple):
     scored_tokens: int = 0  # of the chunks: the log-probability of the next one is computed
     listed_rows: int = 0  # of the decodes: the request wants log-probabilities of their tokens
     pooled_chunks: int = 0  # hidden states of their tokens are pooled
+    draft_forwards: int = 0  # of the draft model, one after another
+    draft_rows: int = 0  # of all these forwards together
+    draft_known: int = 0  # known tokens that the draft model computes in the first of them
 
     @property
     def decodes(self) -> "StepShape":
@@ -100,7 +103,10 @@ class StepCosts:
     one factor: the machine's speed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, draft_share: float = 1.0) -> None:
+        """`draft_share`: what a forward of the draft model takes of one of the model, until both
+        were measured.
+        """
         self.spread = 0.1  # standard deviation of a step's seconds, as a share of the prediction
         self._factor, self._variance = 1.0, _FIRST_VARIANCE
         self._n_observed = 0
@@ -116,6 +122,9 @@ class StepCosts:
         self._score = _Cost(1e-3)
         self._listed = _Cost(3e-4)
         self._pooled = _Cost(1e-4)
+        self._draft_forward = _Cost(20e-3 * draft_share)
+        self._draft_row = _Cost(1e-3 * draft_share)
+        self._draft_known = _Cost(0.7e-3 * draft_share)
 
     def predict(self, shape: StepShape) -> float:
         """Predict the seconds of a step."""
@@ -146,8 +155,14 @@ class StepCosts:
         """Seconds that `n_tokens` draft tokens add to the decode of the token at position `start`.
         The keys are gathered for all of them, in place of the decode's own.
         """
-        parts = self._parts(StepShape(drafts=((start, n_tokens),)))
-        return self._factor * (_total(parts) - self._verify.seconds)
+        return self._factor * _total(self._draft_parts(start, n_tokens))
+
+    def draft_model_seconds(self, n_forwards: int, n_rows: int, n_known: int = 0) -> float:
+        """Seconds of `n_forwards` forwards of the draft model with `n_rows` rows in all, which
+        compute `n_known` known tokens as well.
+        """
+        seconds = self._draft_forward.seconds * n_forwards + self._draft_row.seconds * n_rows
+        return self._factor * (seconds + self._draft_known.seconds * n_known)
 
     def tokens_within(self, seconds: float, start: int, wanted: int, scored: float = 0.0) -> int:
         """How many of `wanted` prompt tokens from `start` on take at most `seconds`, without
@@ -223,7 +238,7 @@ class StepCosts:
 
     def _parts(self, shape: StepShape) -> _Parts:
         """The costs of a step's work, without the octaves' factors."""
-        rows, keys, chunks, drafts, scored_tokens, listed_rows, pooled_chunks = shape
+        rows, keys, chunks, drafts, scored_tokens, listed_rows, pooled_chunks = shape[:7]
         parts = _Parts()
         if rows:
             tokens = rows if rows <= _FIRST_WIDTH else self._rows.weighted(rows)
@@ -243,11 +258,21 @@ class StepCosts:
         if drafts:
             parts.append((self._verify, 1))
             for start, n_tokens in drafts:
-                parts.append((self._draft_token, n_tokens))
-                parts.append((self._key, _attended(start, 1 + n_tokens)))
-                parts.append((self._gather, start + 1 + n_tokens))
-                parts.append((self._decode_key, -start - 1))
+                parts += self._draft_parts(start, n_tokens)
+        if shape.draft_forwards:
+            parts.append((self._draft_forward, shape.draft_forwards))
+            parts.append((self._draft_row, shape.draft_rows))
+            parts.append((self._draft_known, shape.draft_known))
         return parts
+
+    def _draft_parts(self, start: int, n_tokens: int) -> _Parts:
+        """The costs that a draft adds to the decode of the token at position `start`."""
+        return [
+            (self._draft_token, n_tokens),
+            (self._key, _attended(start, 1 + n_tokens)),
+            (self._gather, start + 1 + n_tokens),
+            (self._decode_key, -start - 1),
+        ]
 
 
 def _total(parts: _Parts) -> float:
@@ -331,6 +356,12 @@ class StepBudget:
     def add_draft(self, start: int, n_tokens: int) -> None:
         """Add `n_tokens` draft tokens to the row that decodes the token at position `start`."""
         self.shape = self.shape._replace(drafts=(*self.shape.drafts, (start, n_tokens)))
+
+    def add_draft_model(self, n_forwards: int, n_rows: int, n_known: int) -> None:
+        """Add forwards of the draft model; see `StepCosts.draft_model_seconds`."""
+        self.shape = self.shape._replace(
+            draft_forwards=n_forwards, draft_rows=n_rows, draft_known=n_known
+        )
 
     def add_transfer(self, seconds: float) -> None:
         """Add a transfer of bytes that is predicted to take `seconds`."""

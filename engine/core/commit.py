@@ -282,5 +282,7 @@ class Commit:
             self._admission.withdraw(sequence)
         lease = self._sequences.remove(sequence)
         self._admission.waiting.end(sequence)
+        if self._drafts is not None:
+            self._drafts.leave(sequence)
         self._metrics.finished(sequence)
         return lease

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from engine.core.budget import StepBudget, StepCosts
+from engine.core.draft_model import DraftModel
 from engine.core.sequence import LiveSequence, Step
 from engine.core.step import Decode, Late, Limits, Verify
 from engine.drafts.allotment import DraftableRow, Probes, StepPrice, allot
 from engine.drafts.proposer import MAX_BACKOFF, MAX_DRAFT_TOKENS, Proposer, first_rates
-from engine.drafts.sources import Draft, Drafter, Forced, LatestAnswers
+from engine.drafts.sources import Draft, Drafter, Forced, LatestAnswers, ModelText
 from engine.drafts.suffix_index import RequestTexts
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
@@ -32,7 +33,9 @@ class DraftPolicy:
     until the scheduler ends it. Engine thread only.
     """
 
-    def __init__(self, store: KVStore) -> None:
+    def __init__(self, store: KVStore, model: DraftModel | None = None) -> None:
+        """`model`: the draft model; None if there is none."""
+        self.model = model
         self.failures: dict[LiveSequence, BaseException] = {}
         self._store = store
         self._answers = LatestAnswers()
@@ -48,22 +51,35 @@ class DraftPolicy:
         its request's, and `tokens` its own, so far only the prompt. `forced` is None without a
         grammar.
         """
+        text = None if self.model is None else ModelText()
         drafter = Drafter(
             texts,
             partial(self._store.continuation, namespace, tokens),
             partial(self._answers.propose, namespace),
             forced,
+            text,
         )
         max_backoff = MAX_BACKOFF if forced is None else 0  # forced tokens come and go
-        return Proposer(drafter.draft, self._rates, max_backoff)
+        return Proposer(drafter.draft, self._rates, max_backoff, text)
 
     def ended(self, namespace: Namespace, tokens: Tokens, prompt_tokens: int) -> None:
         """Remember the output of a finished sequence."""
         self._answers.add(namespace, tokens.packed(prompt_tokens, len(tokens)))
 
     def clear(self, namespace: Namespace | None = None) -> None:
-        """Forget the outputs of one namespace, or all."""
+        """Forget the outputs of one namespace, or all, and what the draft model has cached."""
         self._answers.clear(namespace)
+        if self.model is not None:
+            self.model.store.clear(namespace)
+
+    def forget_cleared(self, most: int) -> bool:
+        """Free some `most` cleared blocks of the draft model. False where none are left."""
+        return self.model is not None and self.model.store.forget_cleared(most) is not None
+
+    def leave(self, sequence: LiveSequence) -> None:
+        """Give up what the draft model holds for a sequence that ends or is preempted."""
+        if self.model is not None:
+            self.model.leave(sequence)
 
     def prefers_sync(
         self, decoding: Iterable[LiveSequence], costs: StepCosts, limits: Limits
@@ -71,6 +87,21 @@ class DraftPolicy:
         """Whether drafts of the next step are predicted to gain more than overlapping it with the
         step in flight, or a probe is due. `decoding` are the sequences that decode.
         """
+        if self._is_due(decoding, costs, limits):
+            return True
+        if self.model is None or self.model.is_resting:
+            return False
+        unknown = [(one, n_unknown) for one in decoding if (n_unknown := _n_unknown(one)) >= 0]
+        if not any(n_unknown for _, n_unknown in unknown):
+            return False
+        starts = [one.planned_tokens for one, _ in unknown]
+        budget = StepBudget(costs, limits.step_stretch, len(starts))
+        budget.add_decodes(len(starts), sum(starts) + len(starts))
+        seconds = max(budget.decode_seconds, _MIN_SECONDS)
+        return self.model.is_worth_waiting(unknown, seconds, len(starts), costs)
+
+    def _is_due(self, decoding: Iterable[LiveSequence], costs: StepCosts, limits: Limits) -> bool:
+        """Whether drafts that are expected already are a reason not to overlap the next step."""
         drafting = [
             (sequence, proposer, n_unknown)
             for sequence in decoding
@@ -106,6 +137,8 @@ class DraftPolicy:
         self._answers.catch_up()
         if not step.is_short_of_blocks:
             self._verify(step, costs, limits)
+            if self.model is not None:
+                self.model.plan(step, costs, limits)
         self._left_attempts = max(MAX_ATTEMPTS - len(step.rows) // ROWS_AN_ATTEMPT, 1)
 
     def _verify(self, step: Step, costs: StepCosts, limits: Limits) -> None:

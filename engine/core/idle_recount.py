@@ -1,7 +1,8 @@
-"""Recounts the store while the engine is idle, and logs contradictions."""
+"""Recounts the stores while the engine is idle, and logs contradictions."""
 
 import logging
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from engine.core.inbox import Inbox
 from kvstore.invariants import recount_idle
@@ -20,15 +21,21 @@ MOST_LOGGED = 20  # problems in one line of the log
 
 
 class IdleRecount:
-    """Recounts the store once in each pause of the engine.
+    """Recounts the store, and that of a draft model, once in each pause of the engine.
 
     Every call to the engine interrupts a recount. The recount continues after the call, or restarts
     if the call has changed the store. A reference too many would hold its block until the daemon
     ends; one too few would give a block to two requests.
     """
 
-    def __init__(self, store: KVStore, inbox: Inbox, clock: Callable[[], float]) -> None:
-        self._store = store
+    def __init__(
+        self,
+        store: KVStore,
+        inbox: Inbox,
+        clock: Callable[[], float],
+        draft_store: KVStore | None = None,
+    ) -> None:
+        self._stores = [store] if draft_store is None else [store, draft_store]
         self._inbox = inbox
         self._clock = clock
         self._due_seconds: float | None = None  # of the clock; None: not until the store changes
@@ -59,9 +66,10 @@ class IdleRecount:
             self._go_on()
 
     def _go_on(self) -> None:
-        if self._version != self._store.pool.n_changes:
-            self._version = self._store.pool.n_changes
-            self._pieces, self._found, self._spent_seconds = recount_idle(self._store), [], 0.0
+        version = sum(store.pool.n_changes for store in self._stores)
+        if self._version != version:
+            self._version, self._found, self._spent_seconds = version, [], 0.0
+            self._pieces = chain.from_iterable(map(recount_idle, self._stores))
         began = self._clock()
         try:
             while not self._inbox.n_calls:

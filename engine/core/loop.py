@@ -69,7 +69,9 @@ class EngineLoop:
         self._grammar = grammar
         self._rest = rest
         self.kv_events = kv_events
-        self._recount = IdleRecount(scheduler.store, inbox, self.metrics.now)
+        model = None if scheduler.drafts is None else scheduler.drafts.model
+        draft_store = None if model is None else model.store
+        self._recount = IdleRecount(scheduler.store, inbox, self.metrics.now, draft_store)
         self.in_flight: Step | None = None
         self.waits_for_disk = False
         self.step_started_seconds: float | None = None  # None between steps
@@ -112,7 +114,11 @@ class EngineLoop:
         has been given meanwhile is not counted.
         """
         self._recount.changed()
-        return forget_cleared(self.scheduler.store, self.sizes, CLEARED_AT_ONCE)
+        cleared = forget_cleared(self.scheduler.store, self.sizes, CLEARED_AT_ONCE)
+        drafts = self.scheduler.drafts
+        if cleared is None and drafts is not None and drafts.forget_cleared(CLEARED_AT_ONCE):
+            return Cleared(0, 0)
+        return cleared
 
     @property
     def namespaces(self) -> frozenset[Namespace]:
@@ -204,7 +210,7 @@ class EngineLoop:
         """
         scheduler, before = self.scheduler, self.in_flight
         follows = before is not None  # the device goes from the previous step to the next
-        if before is not None and (before.n_drafts or scheduler.prefers_sync):
+        if before is not None and (before.comes_alone or scheduler.prefers_sync):
             # While the device waits for the plan, the next step's time runs.
             follows, before = self._collect(before), None
         planned = scheduler.plan()

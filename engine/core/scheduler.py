@@ -71,7 +71,8 @@ class Scheduler:
         self.drafts: Final = drafts
         self.metrics: Final = metrics
         self.sequences: Final = LiveSequences()
-        self.costs: Final = StepCosts()
+        model = None if drafts is None else drafts.model
+        self.costs: Final = StepCosts() if model is None else StepCosts(model.cost_share)
         self._admission = Admission(store, limits, self.sequences, self.costs, disk)
         self._new_sequences = SequenceFactory(new_output, draw_seed, self.namespaces, drafts)
         self._limits = limits
@@ -244,6 +245,8 @@ class Scheduler:
         self.metrics.steps += 1
         if self.disk is not None:
             self.disk.commit(step.plan.number, result.read)
+        if self.drafts is not None and self.drafts.model is not None:
+            self.drafts.model.commit(step, result)
         self._commit.step(step.rows, result.rows)
 
     def fail(self, step: Step, message: str) -> None:
@@ -253,6 +256,8 @@ class Scheduler:
         self.store.revoke(step.plan.ops)
         if self.disk is not None:
             self.disk.fail(step.plan.number)
+        if self.drafts is not None and self.drafts.model is not None:
+            self.drafts.model.fail(step)
         for planned in step.rows:
             if planned.is_current:
                 self._commit.fail(planned.sequence, message)
@@ -403,6 +408,8 @@ class Scheduler:
 
     def _preempt(self, sequence: LiveSequence, step: Step) -> None:
         """Preempt the sequence. Its blocks go to the cache, where it may find them again."""
+        if self.drafts is not None:
+            self.drafts.leave(sequence)
         self.store.donate(self.sequences.preempt(sequence))
         step.preempted.append(sequence)
 

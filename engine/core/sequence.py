@@ -439,6 +439,13 @@ class Step:
     begun_blocks: int = 0  # of the sequences that it admits; see `begin`
 
     @property
+    def comes_alone(self) -> bool:
+        """Whether the step is collected before the next is planned: only then are the tokens of its
+        sequences known.
+        """
+        return self.n_drafts > 0 or self.plan.draft is not None
+
+    @property
     def has_room(self) -> bool:
         """Whether a prompt that begins may join."""
         if self.is_short_of_blocks or self.budget_tokens == 0:

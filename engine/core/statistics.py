@@ -29,7 +29,7 @@ def snapshot(
     It reads numbers that the engine thread writes, so figures may be microseconds apart. The kinds
     of blocks add up to their total.
     """
-    metrics = scheduler.metrics
+    metrics, drafts = scheduler.metrics, scheduler.drafts
     return EngineStats(
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
@@ -46,6 +46,7 @@ def snapshot(
         memory=memory,
         decode=decode,
         kv_events=kv_events,
+        draft_model=None if drafts is None or drafts.model is None else drafts.model.stats(),
     )
 
 

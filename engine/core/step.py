@@ -11,8 +11,9 @@ next step would gain more than the overlap.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, NewType, Protocol, TypeAlias
 
 import numpy as np
@@ -128,6 +129,32 @@ class Resample(NamedTuple):
 Row: TypeAlias = Prefill | Decode | Verify | Resample
 
 
+class DraftNext(NamedTuple):
+    """Have the draft model continue a sequence by `n_draft` tokens, after the tokens that its row
+    samples in this step.
+
+    The draft model's own KV lacks the known `tokens`, which begin at position `start`. It has KV of
+    the tokens `ahead` after them, which it has drafted: those that are sampled now are not computed
+    again. With `n_draft` 0 the `tokens` are computed and nothing is drafted.
+    """
+
+    sequence_id: SequenceId
+    start: int
+    tokens: tuple[int, ...]
+    ahead: tuple[int, ...] = ()
+    n_draft: int = 0
+
+
+@dataclass(slots=True)
+class DraftPlan:
+    """The draft model's part of a step, over blocks of its own: they are none of the plan's."""
+
+    rows: list[DraftNext] = field(default_factory=list)
+    leave: Sequence[SequenceId] = ()  # their tables are dropped, before any is patched
+    patches: list[tuple[SequenceId, TablePatch]] = field(default_factory=list)
+    ops: Sequence[StepOp] = ()  # before its forwards
+
+
 @dataclass(slots=True)
 class StepPlan:
     """A step for the runner. The scheduler fills it, and does not change it after submission."""
@@ -138,6 +165,7 @@ class StepPlan:
     patches: list[tuple[SequenceId, TablePatch]] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)  # at most one of each sequence
     ops: Sequence[StepOp] = ()  # in the order in which the store queued them
+    draft: DraftPlan | None = None  # None: the draft model computes nothing, or there is none
 
     def ops_at(self, when: When) -> list[StorageOp]:
         """The ops of one phase of the step, without reads."""
@@ -225,11 +253,20 @@ class Failed(NamedTuple):
 RowResult: TypeAlias = Prefilled | Sampled | Verified | Late | Failed
 
 
+NOTHING_DRAFTED: Mapping[SequenceId, tuple[int, ...]] = MappingProxyType({})
+
+
 class StepResult(NamedTuple):
-    """The result of each row, in order, and the data of each `ReadBlock` op of the plan."""
+    """The result of each row, in order, and the data of each `ReadBlock` op of the plan.
+
+    `drafted` has the draft model's tokens for each sequence that it has computed, none for a row
+    without a draft. A sequence whose row has sampled nothing is missing. None: the draft model has
+    failed, and computes nothing any more.
+    """
 
     rows: Sequence[RowResult]
     read: Sequence[Parts] = ()
+    drafted: Mapping[SequenceId, tuple[int, ...]] | None = NOTHING_DRAFTED
 
 
 class RunnerLost(Exception):
@@ -241,8 +278,8 @@ class ModelRunner(Protocol):
 
         submit(1) launch(1) draw(1) submit(2) collect(1) launch(2) draw(2) submit(3) collect(2) ...
 
-    A step with `Verify` rows is collected before the next one is submitted. All arguments and
-    results are values, so that a run can be replayed.
+    A step with `Verify` rows or a draft plan is collected before the next one is submitted. All
+    arguments and results are values, so that a run can be replayed.
 
     Each method may raise whatever the device raises. If `submit`, `launch` or `draw` raises, that
     step is dropped; if `collect` raises, all steps are. The blocks of their rows are then
@@ -274,6 +311,17 @@ class ModelRunner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class DraftStorage:
+    """The storage of the draft model, the most tokens of a sequence that it can compute, and what a
+    forward of it presumably takes of one of the target model.
+    """
+
+    sizes: StorageSizes
+    context_tokens: int
+    cost_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Backend:
     """The parts of a loaded model that the engine needs."""
 
@@ -290,3 +338,4 @@ class Backend:
     decode: Callable[[], DecodeStats]  # on any thread
     rest: Callable[[], None]  # work that is left until there is nothing to compute
     release_thread: Callable[[], None]  # frees MLX's memory of the thread; the last call on it
+    draft: DraftStorage | None = None  # None: there is no draft model

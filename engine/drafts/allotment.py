@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import neg
 from typing import NamedTuple
 
-_MIN_GAIN = 1.03
+MIN_GAIN = 1.03
 """Drafts must multiply a step's tokens a second by this, since estimates are not exact."""
 
 
@@ -43,7 +43,7 @@ def allot(rows: Sequence[DraftableRow], price: StepPrice) -> list[int]:
     counts, gained = _choose(rows, price, value)
     if gained > value:
         counts, gained = _choose(rows, price, gained)
-    return counts if gained >= _MIN_GAIN * value else [0] * len(rows)
+    return counts if gained >= MIN_GAIN * value else [0] * len(rows)
 
 
 def _choose(

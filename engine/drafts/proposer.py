@@ -7,7 +7,7 @@ from itertools import accumulate
 from operator import mul
 from typing import TypeAlias
 
-from engine.drafts.sources import Draft
+from engine.drafts.sources import Draft, ModelText
 from engine.values.stats import DraftSource
 
 MAX_DRAFT_TOKENS = 32  # of one row, in one step
@@ -32,6 +32,7 @@ _FIRST_SHARES = {
     DraftSource.TREE: 0.8,
     DraftSource.OWN: 0.6,
     DraftSource.ANSWERS: 0.5,
+    DraftSource.MODEL: 0.7,
 }  # assumed before any token was compared: a wrong one costs a few drafts
 
 
@@ -77,12 +78,19 @@ class Proposer:
     """
 
     def __init__(
-        self, make_draft: MakeDraft, rates: AcceptanceRates, max_backoff: int = MAX_BACKOFF
+        self,
+        make_draft: MakeDraft,
+        rates: AcceptanceRates,
+        max_backoff: int = MAX_BACKOFF,
+        model: ModelText | None = None,
     ) -> None:
-        """`rates` are shared by all sequences. The sequence's own rates are shrunk towards them."""
+        """`rates` are shared by all sequences. The sequence's own rates are shrunk towards them.
+        `model` is the source of the draft model's tokens, if there is one.
+        """
         self.backoff_tokens = 0  # until the next attempt; 0: it is due, or a draft is expected
         self._make_draft = make_draft
         self._max_backoff = max_backoff
+        self._model = model
         self._output: list[int] = []
         self._n_misses = 0  # failed attempts since the last draft, up to `max_backoff`
         self._rates = rates
@@ -127,13 +135,29 @@ class Proposer:
         if self._expected is None:
             return ()
         if self._chances is None:
-            own = self._own
-            weight = own.n_compared / (own.n_compared + _COMMON_WEIGHT)
-            own_share, common_weight = weight * own.share, 1 - weight
-            shares = [own_share + common_weight * rate.share for rate in self._common]
             bits = self._bits[self._n_right :]
-            self._chances = list(accumulate(map(shares.__getitem__, bits), mul))
+            self._chances = _chances(self._own, self._common, bits)
         return self._chances[n_unknown : n_unknown + most]
+
+    @property
+    def n_expected_elsewhere(self) -> int:
+        """The number of tokens that are expected next by a source other than the draft model."""
+        if self._expected is None or self._expected.source is DraftSource.MODEL:
+            return 0
+        return len(self._expected.tokens) - self._n_right
+
+    def model_chances(self, most: int) -> Sequence[float]:
+        """Return the chances of the next `most` tokens that the draft model would draft."""
+        source = DraftSource.MODEL
+        return _chances(self._own_rates[source], self._rates[source], _BITS[:most])
+
+    def continued(self, n_sampled: int, tokens: Sequence[int]) -> None:
+        """Take the draft model's tokens. They follow the next `n_sampled` tokens of the output. An
+        attempt to make a draft is due then.
+        """
+        if self._model is not None:
+            self._model.take(tuple(tokens), len(self._output) + n_sampled)
+            self.backoff_tokens = 0
 
     def draft(self, most: int) -> Draft | None:
         """Return up to `most` expected tokens, to be verified next."""
@@ -157,3 +181,11 @@ class Proposer:
             first = min(draft.matched, _MAX_MATCHED)
             self._bits = _BITS[first : first + len(draft.tokens)]
         self.backoff_tokens = self._n_misses
+
+
+def _chances(own: Rate, common: Sequence[Rate], bits: Sequence[int]) -> list[float]:
+    """The chances of tokens with these bit lengths, each together with all before it."""
+    weight = own.n_compared / (own.n_compared + _COMMON_WEIGHT)
+    own_share, common_weight = weight * own.share, 1 - weight
+    shares = [own_share + common_weight * rate.share for rate in common]
+    return list(accumulate(map(shares.__getitem__, bits), mul))

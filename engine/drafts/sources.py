@@ -1,5 +1,5 @@
-"""Sources of drafts: a request's prediction, the prefix cache, the sequence's own text, and the
-latest answers of the namespace.
+"""Sources of drafts: a request's prediction, the prefix cache, the sequence's own text, the latest
+answers of the namespace, and a draft model.
 """
 
 from array import array
@@ -210,6 +210,25 @@ class OwnText:
         return self._text.continue_itself(most)
 
 
+class ModelText:
+    """The latest tokens of the draft model. They are proposed while the output leads to them."""
+
+    def __init__(self) -> None:
+        self._tokens: TokenIds = ()
+        self._start = 0  # length of the output before them
+
+    def take(self, tokens: TokenIds, start: int) -> None:
+        """Take the model's tokens after the first `start` tokens of the output."""
+        self._tokens, self._start = tokens, start
+
+    def propose(self, output: Sequence[int], most: int) -> Match:
+        """Return up to `most` tokens that may follow the output, which only ever grows."""
+        at = len(output) - self._start
+        if at < 0 or self._tokens[:at] != tuple(output[self._start :]):
+            return NO_MATCH
+        return self._tokens[at : at + most], at
+
+
 Forced: TypeAlias = Callable[[], TokenIds]
 """Returns the next tokens, as far as a grammar allows only one."""
 
@@ -218,8 +237,8 @@ class Drafter:
     """Drafts the next tokens of one sequence.
 
     Sources are tried in order: the request's prediction, the prefix cache, the sequence's own text,
-    other answers. If a grammar forces tokens, a source must propose these and more; if none does,
-    the forced tokens are the draft.
+    other answers, the draft model. If a grammar forces tokens, a source must propose these and
+    more; if none does, the forced tokens are the draft.
     """
 
     def __init__(
@@ -228,9 +247,11 @@ class Drafter:
         cached: Callable[[int], TokenIds],
         answers: Callable[[Sequence[int], int], Match],
         forced: Forced | None = None,
+        model: ModelText | None = None,
     ) -> None:
         """`cached(n)` returns up to n tokens that the prefix cache has after the sequence, and
         `answers(output, n)` up to n tokens that followed the end of the output in other answers.
+        `model` is None if there is no draft model.
         """
         self._forced = forced
         self._sources = [
@@ -241,6 +262,8 @@ class Drafter:
         if texts.prediction is not None:
             prediction = Prediction(texts.prediction)
             self._sources.insert(0, (DraftSource.PREDICTION, prediction.propose))
+        if model is not None:
+            self._sources.append((DraftSource.MODEL, model.propose))
 
     def draft(self, output: Sequence[int], most: int) -> Draft | None:
         """Draft up to `most` tokens after the output. The same output gives the same draft."""

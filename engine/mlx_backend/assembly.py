@@ -10,11 +10,13 @@ from pathlib import Path
 import mlx.core as mx
 
 from engine.api import ModelError, Report, one_line
-from engine.core.step import Backend
+from engine.core.step import Backend, DraftStorage
 from engine.mlx_backend import host
 from engine.mlx_backend.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.choice import DecodePath, compute_draws
+from engine.mlx_backend.draft_model import OpenedDraft, load_draft, open_draft, split_sizes
+from engine.mlx_backend.draft_runner import DraftRunner
 from engine.mlx_backend.encoders.loading import open_encoder, planned_card
 from engine.mlx_backend.gpu.paged import PagedAttention, as_it_is, smaller_units
 from engine.mlx_backend.kv.formats import dtype_name
@@ -74,6 +76,7 @@ class OpenedModel:
     choice: AttentionChoice
     machine: host.Machine
     used_bytes: int  # that MLX had given out
+    draft: OpenedDraft | None = None
 
     def plan(self, config: EngineConfig, token_bytes: int = 0) -> MemoryPlan:
         """How memory is divided with these settings, and how long a sequence may be. A token takes
@@ -87,11 +90,17 @@ class OpenedModel:
                 f"max_model_len of {wanted:,} tokens is more than the model's context, "
                 f"{longest:,}: lower it, or leave it unset"
             )
+        weight_bytes, stored = loaded.weight_bytes, footprint(layout, config.block_size)
+        checked_bytes = max(check_bytes(layout), format_check_bytes(layout))
+        if (draft := self.draft) is not None:
+            weight_bytes += draft.loaded.weight_bytes
+            stored = draft.footprint_with(stored, config.block_size)
+            checked_bytes = max(checked_bytes, check_bytes(draft.loaded.layout))
         plan = MemoryPlan(
             config=config,
             machine=self.machine,
-            weight_bytes=loaded.weight_bytes,
-            footprint=footprint(layout, config.block_size),
+            weight_bytes=weight_bytes,
+            footprint=stored,
             workspace=attention_workspace(
                 config,
                 layout,
@@ -102,7 +111,7 @@ class OpenedModel:
             ),
             vocab_size=layout.vocab_size,
             context_tokens=wanted or longest or UNSTATED_TOKENS,
-            check_bytes=max(check_bytes(layout), format_check_bytes(layout)),
+            check_bytes=checked_bytes,
             token_bytes=token_bytes,
         )
         return plan if wanted else plan.fitting()
@@ -127,7 +136,8 @@ def open_checkpoint(config: EngineConfig, checkpoint: Path) -> OpenedModel:
     )
     loaded = replace(loaded, layout=loaded.layout.in_blocks_of(config.block_size))
     choice = _attention_choice(config, loaded, None, lambda line: None)
-    return OpenedModel(checkpoint, loaded, choice, machine, used_bytes)
+    draft = open_draft(config, loaded, machine.left_bytes)
+    return OpenedModel(checkpoint, loaded, choice, machine, used_bytes, draft)
 
 
 def _attention_choice(
@@ -177,34 +187,33 @@ def assemble_opened(
     is_shared = mx.metal.is_available() and mx.default_device() != mx.cpu
     first_blocks = plan.sizes.n_blocks // FIRST_SHARE if is_shared else None
     report(f"filling the KV cache with zeros, {readable_bytes(plan.stored.arenas)}…")
-    storage = Storage(layout, plan.sizes, config.block_size, first_blocks)
-    for line in (*_inventory(plan, storage), *_context(config, loaded, plan)):
+    sizes, _ = split_sizes(plan.sizes, len(layout.windows))
+    storage = Storage(layout, sizes, config.block_size, first_blocks)
+    for line in (*_inventory(plan, sizes, storage), *_context(config, loaded, plan)):
         report(line)
     model = CachedModel(
         loaded.model, layout, storage, execution, plan.most_keys, plan.context_tokens
     )
-    sampling = SamplingDefaults()
-    if config.generation_config != "none":
-        sampling = sampling_defaults(opened.checkpoint, report)
     launch = Launch.on(mx.default_device())
     decode = _decode_path(config, opened, model, problem, report)
     report(f"decode: {decode.why}")
     meter = host.MemoryMeter(plan.memory, plan.step_bytes, opened.used_bytes)
     sampler = Sampler(layout.vocab_size)
-    runner = MlxRunner(model, sampler, launch, pooled.pooler, decode, meter)
+    draft_runner, draft_storage = _load_draft(config, opened, plan, decode, report)
+    runner = MlxRunner(model, sampler, launch, pooled.pooler, decode, meter, draft_runner)
 
     card = replace(
         _planned_card(config, opened, plan, blas),
         kv_divergence=divergences.kv,
         state_divergence=divergences.state,
-        sampling=sampling,
+        sampling=_sampling(config, opened, report),
         template=template_kind(loaded.tokenizer, pooled.template),
         embedder=pooled.embedder,
         reranker=pooled.reranker,
         batching=_batching(execution),
         attention=execution.attention.name,
         attention_choice=opened.choice.words(execution.attention),
-        slowdowns=tuple(_slowdowns(execution, opened.choice.attentions[0], plan.sizes, problem)),
+        slowdowns=tuple(_slowdowns(execution, opened.choice.attentions[0], sizes, problem)),
     )
     if compares(config):
         report(f"attention: {card.attention_choice}")
@@ -216,8 +225,8 @@ def assemble_opened(
         card=card,
         tokenizer=CheckpointTokenizer(hf_tokenizer, card.template, card.max_sequence_tokens),
         hf_tokenizer=hf_tokenizer,
-        sizes=plan.sizes,
-        bytes=plan.stored,
+        sizes=sizes,
+        bytes=footprint(layout, config.block_size).storage_bytes(sizes),
         kv_format=storage.kv_format,
         software=f"mlx={metadata.version('mlx')} mlx-lm={metadata.version('mlx-lm')} "
         f"rope={rope_digest()}",
@@ -226,7 +235,30 @@ def assemble_opened(
         decode=partial(_decode_stats, decode, execution.attention),
         rest=runner.grow_ahead,
         release_thread=release_thread,
+        draft=draft_storage,
     )
+
+
+def _load_draft(
+    config: EngineConfig,
+    opened: OpenedModel,
+    plan: MemoryPlan,
+    decode: DecodePath,
+    report: Report,
+) -> tuple[DraftRunner | None, DraftStorage | None]:
+    """Load the draft model, if there is one. Raises ModelError."""
+    if (draft := opened.draft) is None:
+        return None, None
+    report(f"draft model: {draft.words}")
+    found = attentions(config.attention, draft.loaded)
+    return load_draft(draft, opened.loaded, found, plan, decode, report)
+
+
+def _sampling(config: EngineConfig, opened: OpenedModel, report: Report) -> SamplingDefaults:
+    """The values of sampling fields that a request omits."""
+    if config.generation_config == "none":
+        return SamplingDefaults()
+    return sampling_defaults(opened.checkpoint, report)
 
 
 def _planned_card(
@@ -256,6 +288,7 @@ def _planned_card(
         attention=opened.choice.attentions[0].name,
         attention_choice=opened.choice.words(opened.choice.attentions[0]),
         license=Checkpoint(opened.checkpoint).license,
+        draft_model="" if opened.draft is None else opened.draft.words,
     )
 
 
@@ -424,10 +457,10 @@ def _context(config: EngineConfig, loaded: LoadedModel, plan: MemoryPlan) -> Ite
         )
 
 
-def _inventory(plan: MemoryPlan, storage: Storage) -> Iterator[str]:
-    """Lines for the log that describe the allocated storage."""
-    size, sizes = plan.config.block_size, plan.sizes
-    if plan.footprint.block_bytes:
+def _inventory(plan: MemoryPlan, sizes: StorageSizes, storage: Storage) -> Iterator[str]:
+    """Lines for the log that describe the allocated storage of the model, of these sizes."""
+    size = plan.config.block_size
+    if storage.full.layers:
         bytes_used = f"{storage.full.bytes / 1e9:.2f} GB"
         yield f"KV cache: {sizes.n_blocks:,} blocks of {size} tokens, {bytes_used}"
         if (n_allocated := storage.full.n_allocated) < sizes.n_blocks:

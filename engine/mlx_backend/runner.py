@@ -11,6 +11,8 @@ import mlx.core as mx
 import numpy as np
 
 from engine.core.step import (
+    NOTHING_DRAFTED,
+    DraftPlan,
     Failed,
     Late,
     Prefill,
@@ -30,6 +32,7 @@ from engine.core.step import (
 )
 from engine.mlx_backend.batch import Batch, BatchRow, StepInputs
 from engine.mlx_backend.decode.choice import DecodePath
+from engine.mlx_backend.draft_runner import DraftRunner, SampledRow
 from engine.mlx_backend.host import MemoryMeter
 from engine.mlx_backend.kv.storage import PendingReads
 from engine.mlx_backend.model.batching import ForwardBatch
@@ -126,6 +129,7 @@ class _SubmittedStep:
     awaited: list[mx.array] = field(default_factory=list)
     read: list[list[mx.array]] = field(default_factory=list)  # of copied blocks, for a forward
     is_compiled: bool = False
+    draft: DraftPlan | None = None
 
     def pending(
         self, arrays: list[mx.array], first_layer: Sequence[mx.array] = ()
@@ -150,8 +154,11 @@ class MlxRunner:
         pooler: Pooler = HIDDEN_STATES,
         decode: DecodePath | None = None,
         meter: MemoryMeter | None = None,
+        draft: DraftRunner | None = None,
     ) -> None:
-        """`decode`: how steady decodes are computed; None: eagerly. `meter` measures each step."""
+        """`decode`: how steady decodes are computed; None: eagerly. `meter` measures each step.
+        `draft`: of a draft model, if there is one.
+        """
         self._model = model
         self._storage = model.storage
         self._sampler = sampler
@@ -159,6 +166,7 @@ class MlxRunner:
         self._pooler = pooler
         self._decode_path = decode
         self._meter = meter
+        self._draft_runner = draft
         if decode is not None:
             sampler.draw_with = decode.draw
         self._batch = Batch(model.n_groups)
@@ -172,7 +180,7 @@ class MlxRunner:
         try:
             if not self._storage.has_room_for(plan):
                 self._grow()
-            step = _SubmittedStep(plan.rows)
+            step = _SubmittedStep(plan.rows, draft=plan.draft)
             forwards = self._build_forwards(step, plan)
             # Copies and fills write planes that what is in flight may still read, and so does each
             # step after one that reads for the disk: MLX would copy these planes.
@@ -219,7 +227,7 @@ class MlxRunner:
             accepted = _accept_tokens(step)
             self._set_tokens_after_verification(step, accepted)
             parts = () if step.reads is None else step.reads.parts()
-            return StepResult(_row_results(step, accepted), parts)
+            return StepResult(_row_results(step, accepted), parts, self._continue(step, accepted))
         except Exception:
             self._in_flight.clear()
             self._settle()
@@ -401,6 +409,20 @@ class MlxRunner:
         tokens = rows_of(drawn.tokens, draws.firsts()) if has_drafts else drawn.tokens
         self._batch.set_next_tokens(rows, tokens)
         draws.drop_logits()
+
+    def _continue(
+        self, step: _SubmittedStep, accepted: "_AcceptedTokens"
+    ) -> Mapping[SequenceId, tuple[int, ...]] | None:
+        """The draft model's tokens after those that the step has sampled; see `StepResult`."""
+        if step.draft is None or self._draft_runner is None:
+            return NOTHING_DRAFTED
+        sampled = {
+            one.row.sequence_id: SampledRow(accepted[one.row.sequence_id], one.row.sampling)
+            for one in step.draws.rows
+        }
+        return self._draft_runner.draft(
+            step.draft, sampled, lambda forwards: self._launch.finish(map(PendingForward, forwards))
+        )
 
     def _set_tokens_after_verification(
         self, step: _SubmittedStep, accepted: "_AcceptedTokens"

@@ -172,6 +172,14 @@ class ModelCard:
     batching: Annotated[
         str, Fact("How rows share forwards, and why not in a better way.", label="batching")
     ] = ""
+    draft_model: Annotated[
+        str,
+        Fact(
+            "The draft model and its size; empty if there is none.",
+            label="draft model",
+            places=(Place.MODELS,),
+        ),
+    ] = ""
     kv_events: KVEventSource | None = None
     attention: Annotated[
         str,

@@ -165,6 +165,14 @@ class EngineConfig:
     disk: DiskCacheConfig | None = None
     adapters: tuple[AdapterConfig, ...] = ()  # no two of one name
 
+    draft_model: Annotated[
+        str | None,
+        Setting(
+            Section.MODEL,
+            "A smaller model with the same tokenizer, which drafts tokens that the model verifies: "
+            "a directory or a Hugging Face repository. Answers do not change.",
+        ),
+    ] = None
     generation_config: Annotated[
         Literal["auto", "none"],
         Setting(

@@ -23,6 +23,7 @@ class DraftSource(StrEnum):
     TREE = "tree"  # what the prefix cache has after the same tokens
     OWN = "own"  # the request's prompt and output, where they repeat
     ANSWERS = "answers"  # other outputs of the namespace
+    MODEL = "model"  # the draft model
 
 
 class CacheTier(StrEnum):
@@ -294,6 +295,18 @@ class DraftCounts:
     accepted_tokens: int = 0
 
 
+@dataclass(slots=True)
+class DraftModelStats:
+    """What a draft model has computed since the start, and the blocks of its store now."""
+
+    drafted_tokens: int = 0  # verified or not
+    known_tokens: int = 0  # that sequences had already, and whose KV it lacked
+    cached_tokens: int = 0  # of these sequences, whose KV its store had
+    failures: int = 0  # 1: it is not used any more
+    blocks_total: int = 0
+    blocks_held: int = 0  # by sequences
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Gauges, and counters since the start, read at one moment.
@@ -317,6 +330,7 @@ class EngineStats:
     memory: MemoryStats
     decode: DecodeStats | None = None  # None: of an engine that computes nothing
     kv_events: KVEventStats | None = None  # None: they are not published
+    draft_model: DraftModelStats | None = None  # None: there is none
     sequences: SequenceCounts = field(default_factory=SequenceCounts)
 
 

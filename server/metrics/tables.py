@@ -10,13 +10,13 @@ from engine.values.stats import (
     DecodeStats,
     DiskCacheStats,
     EngineStats,
-    KVEventStats,
     Latencies,
     Latency,
 )
 from server.activity import FinishedSequences
 from server.admin_schema import State
 from server.metrics.metrics import Counter, Distribution, Gauge, Info, Row, Table
+from server.metrics.optional import DRAFT_MODEL, KV_EVENTS
 from server.models.model import Model
 from server.models.policy import need_of
 
@@ -345,36 +345,6 @@ DISK: tuple[Row[DiskCacheStats], ...] = (
 )
 
 
-KV_EVENTS: tuple[Row[KVEventStats], ...] = (
-    Gauge(
-        "rootstock_kv_event_subscribers",
-        "Connections that subscribe to KV events.",
-        lambda e: e.subscribers,
-    ),
-    Gauge(
-        "rootstock_kv_event_blocks",
-        "Blocks that subscribers know to be cached.",
-        lambda e: e.blocks,
-    ),
-    Counter("rootstock_kv_event_batches", "Published batches of KV events.", lambda e: e.batches),
-    Counter(
-        "rootstock_kv_event_dropped_blocks",
-        "Blocks of events that were dropped because too many waited; all are then published anew.",
-        lambda e: e.dropped_blocks,
-    ),
-    Counter(
-        "rootstock_kv_event_publications",
-        "Times that all blocks were published again, for new subscribers.",
-        lambda e: e.published_again,
-    ),
-    Counter(
-        "rootstock_kv_event_replays",
-        "Requests for batches that a subscriber has lost.",
-        lambda e: e.replays,
-    ),
-)
-
-
 def _held_share(stats: EngineStats) -> float:
     cache = stats.cache
     return cache.blocks_held / cache.blocks_total if cache.blocks_total else 0.0
@@ -473,6 +443,7 @@ TABLES: tuple[Table[Any], ...] = (
     Table(DECODE, lambda m: None if m.last_stats is None else m.last_stats.decode),
     Table(DISK, lambda m: None if m.last_stats is None else m.last_stats.cache.disk),
     Table(KV_EVENTS, lambda m: None if m.last_stats is None else m.last_stats.kv_events),
+    Table(DRAFT_MODEL, lambda m: None if m.last_stats is None else m.last_stats.draft_model),
 )
 """The families under their own names. The counters of an engine that has ended are those last
 read.

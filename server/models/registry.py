@@ -220,15 +220,16 @@ class ModelRegistry:
         return sys.maxsize if self._is_alone else int(free_bytes() * BUDGET_SHARE)
 
     async def _measure(self, model: Model) -> int:
-        """Bytes of memory that the model needs. A repository that is not in the cache is
-        fetched.
+        """Bytes of memory that the model needs. Its repository and that of its draft model are
+        fetched if they are not in the cache.
         """
         if self._is_alone:
             return 0 if self.settings.memory_budget is None else self.pool.budget_bytes
         config = self.settings.config_of(model.settings)
-        model.progress, model.fetched_share = f"looking for {model.settings.source}", None
-        if await to_thread.run_sync(local_checkpoint, config.model) is None:
-            await self._fetch(config.model, model.report_fetched)
+        for source in filter(None, (model.settings.source, config.draft_model)):
+            model.progress, model.fetched_share = f"looking for {source}", None
+            if await to_thread.run_sync(local_checkpoint, source) is None:
+                await self._fetch(source, model.report_fetched)
         model.progress, model.fetched_share = "measuring the memory that it needs", None
         budget_bytes = self.pool.budget_bytes
         storage_bytes = int(budget_bytes * STORAGE_SHARE)

@@ -24,6 +24,7 @@ from engine.values.stats import (
     DecodeStats,
     DiskCacheStats,
     DraftCounts,
+    DraftModelStats,
     DraftSource,
     EngineStats,
     KVEventStats,
@@ -340,6 +341,7 @@ class FakeEngine:
             steps=40,
             drafts=DRAFTS,
             kv_events=self.kv_events,
+            draft_model=DraftModelStats(drafted_tokens=8, blocks_total=64),
             latencies=self.latencies,
             cache=CacheStats(
                 block_size=32,

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -207,6 +208,14 @@ class SamplingRow:
             row._counts, row._slots = self._counts.copy(), self._slots.copy()
             row._tokens, row._values = self._tokens.copy(), self._values.copy()
         row.accept(token_id)
+        return row
+
+    def for_drafts(self) -> "SamplingRow":
+        """A copy for the draws of a draft model, which reports no log-probabilities. For a later
+        token only its `output_index` is to be raised.
+        """
+        row = copy(self)
+        row.params = replace(self.params, top_logprobs=None)
         return row
 
     @property

@@ -12,6 +12,7 @@ from engine.drafts.sources import (
     Draft,
     Drafter,
     LatestAnswers,
+    ModelText,
     Prediction,
 )
 from engine.drafts.suffix_index import (
@@ -384,3 +385,24 @@ def test_what_a_guide_forces_is_drafted_where_no_other_source_goes_on_from_there
         assert subject.draft(9) == Draft((1, 2), 0, DraftSource.GRAMMAR)
     subject = drafter(prediction=(1, 2, 3), forced=(1, 2))
     assert subject.draft(9) == Draft((1, 2, 3), 0, DraftSource.PREDICTION)
+
+
+def test_a_draft_models_tokens_come_last_and_as_long_as_the_output_leads_to_them() -> None:
+    text = ModelText()
+    texts = RequestTexts(sorted_text(PROMPT), None)
+    subject = Drafter(texts, Cached(), Remembered(), model=text)
+    assert subject.draft([40], 4) is None
+    text.take((61, 62, 63), start=2)  # after the token that is being sampled
+    assert subject.draft([40], 4) is None
+    assert subject.draft([40, 41], 4) == Draft((61, 62, 63), 0, DraftSource.MODEL)
+    assert subject.draft([40, 41, 61], 1) == Draft((62,), 1, DraftSource.MODEL)
+    assert subject.draft([40, 41, 61, 99], 4) is None
+    assert subject.draft([40, 41, 61, 62, 63], 4) is None
+
+
+def test_other_sources_come_before_a_draft_model() -> None:
+    text = ModelText()
+    texts = RequestTexts(sorted_text(PROMPT), sorted_text((40, 41, 42)))
+    subject = Drafter(texts, Cached(), Remembered(), model=text)
+    text.take((61, 62, 63), start=1)
+    assert subject.draft([40], 4) == Draft((41, 42), 1, DraftSource.PREDICTION)

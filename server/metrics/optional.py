@@ -1,0 +1,58 @@
+"""The metric families of what is off by default: KV events, and a draft model."""
+
+from engine.values.stats import DraftModelStats, KVEventStats
+from server.metrics.metrics import Counter, Gauge, Row
+
+KV_EVENTS: tuple[Row[KVEventStats], ...] = (
+    Gauge(
+        "rootstock_kv_event_subscribers",
+        "Connections that subscribe to KV events.",
+        lambda e: e.subscribers,
+    ),
+    Gauge(
+        "rootstock_kv_event_blocks",
+        "Blocks that subscribers know to be cached.",
+        lambda e: e.blocks,
+    ),
+    Counter("rootstock_kv_event_batches", "Published batches of KV events.", lambda e: e.batches),
+    Counter(
+        "rootstock_kv_event_dropped_blocks",
+        "Blocks of events that were dropped because too many waited; all are then published anew.",
+        lambda e: e.dropped_blocks,
+    ),
+    Counter(
+        "rootstock_kv_event_publications",
+        "Times that all blocks were published again, for new subscribers.",
+        lambda e: e.published_again,
+    ),
+    Counter(
+        "rootstock_kv_event_replays",
+        "Requests for batches that a subscriber has lost.",
+        lambda e: e.replays,
+    ),
+)
+
+
+DRAFT_MODEL: tuple[Row[DraftModelStats], ...] = (
+    Counter(
+        "rootstock_draft_model_tokens",
+        "Tokens that the draft model has drafted, verified or not.",
+        lambda d: d.drafted_tokens,
+    ),
+    Counter(
+        "rootstock_draft_model_known_tokens{result}",
+        "Tokens that sequences had before they were drafted for: computed by the draft model, or "
+        "cached in its store.",
+        lambda d: [("computed", d.known_tokens), ("cached", d.cached_tokens)],
+    ),
+    Gauge(
+        "rootstock_draft_model_blocks{state}",
+        "Blocks of the draft model's store: all, and those held by sequences.",
+        lambda d: [("total", d.blocks_total), ("held", d.blocks_held)],
+    ),
+    Counter(
+        "rootstock_draft_model_failures",
+        "1 if the draft model has failed: nothing is drafted by it any more.",
+        lambda d: d.failures,
+    ),
+)
