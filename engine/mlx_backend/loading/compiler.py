@@ -46,7 +46,7 @@ that becomes the integer 0 and a float again is -0, and the integer of NaN, or o
 its range, is undefined.
 """
 
-REAL_COMPILER = "ROOTSTOCK_GXX"
+REAL_COMPILER = "MLX_REAL_GXX"
 """The environment variable with the path of the g++ that the script runs."""
 
 _SCRIPT = f"""#!/bin/sh
