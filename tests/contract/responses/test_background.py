@@ -157,14 +157,16 @@ def test_there_are_only_so_many() -> None:
 
 
 def test_what_they_were_asked_counts_as_a_body_until_they_end() -> None:
-    """A format's description is sent back and no part of the prompt."""
-    with Daemon.serving(max_body_bytes=100_000, max_total_body_bytes=150_000) as small:
+    """A format's description is sent back and no part of the prompt. It is less than half of what
+    all bodies may have, so a larger body is refused however it arrives.
+    """
+    with Daemon.serving(max_body_bytes=110_000, max_total_body_bytes=190_000) as small:
         gate = Gate()
         small.engine.script = Script(gate=gate)
         create = partial(small.openai.responses.create, model="bytes", input="Hi")
         text = {"format": {"type": "text", "description": "x" * 90_000}}
         first = create(background=True, text=text)
-        larger = {"format": {"type": "text", "description": "x" * 95_000}}
+        larger = {"format": {"type": "text", "description": "x" * 100_000}}
         with pytest.raises(InternalServerError) as refused:
             create(text=larger)
         assert "bodies" in refused.value.message

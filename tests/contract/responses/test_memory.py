@@ -37,16 +37,18 @@ UNUSED_TOOLS = {
 def test_what_a_response_repeats_or_stores_counts_as_a_body_until_its_end(
     fields: dict[str, Any], stream: bool
 ) -> None:
-    """It is no part of the prompt."""
+    """It is no part of the prompt, and less than half of what all bodies may have: a larger body is
+    the largest as soon as the two are too large together, however much of it has come by then.
+    """
     engine = FakeEngine(Script(gate=Gate()), tokenizer=RecordingTokenizer())
-    limits: dict[str, Any] = {"max_body_bytes": 100_000, "max_total_body_bytes": 150_000}
+    limits: dict[str, Any] = {"max_body_bytes": 110_000, "max_total_body_bytes": 190_000}
     body = {"input": "Hi", **fields, "stream": stream}
     with (
         running(engine, Settings(port=0, tool_parser="hermes", **limits)) as url,
         posted(url, PATH, body),
     ):
         engine.at_gate.get(timeout=WAIT_SECONDS)
-        larger = {"input": "x" * 95_000}
+        larger = {"input": "x" * 100_000}
         refused = httpx.post(f"{url}{PATH}", json=larger, timeout=WAIT_SECONDS)
         assert refused.json()["error"]["code"] == "overloaded"
 
