@@ -47,6 +47,15 @@ def check_json_size(*texts: bytes) -> None:
         raise ValueError(f"has too many parts: at most {MAX_ITEMS} items of lists")
 
 
+def has_many_digits(text: bytes) -> bool:
+    """Whether there may be a number of more than MAX_DIGITS digits: such a number fills a whole
+    block of half as many bytes. Linear, whatever the text: a block ends at its first other byte.
+    """
+    return any(
+        text[start : start + _BLOCK_BYTES].isdigit() for start in range(0, len(text), _BLOCK_BYTES)
+    )
+
+
 PARTS = (b"{", b"[", b":", b",")
 """What nodes and items begin or end with. Within texts they are none: their number is a bound."""
 

@@ -3,7 +3,6 @@ fields of a `Head` are read before.
 """
 
 import codecs
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from starlette.types import Message, Receive
 
 from server.errors import ApiError, ClientDisconnected, invalid, invalid_field
 from server.fairness import Reservation
-from server.json_size import MAX_DIGITS, PARTS, check_json_size, whole_characters
+from server.json_size import PARTS, check_json_size, has_many_digits, whole_characters
 
 LIGHT_BYTES = 256 * 1024
 LIGHT_PARTS = 8192
@@ -132,7 +131,7 @@ def is_light(body: bytes) -> bool:
     """Whether it takes less than a millisecond to read the head of the body, whatever it says. Its
     size need not be checked.
     """
-    return _has_at_most(body, LIGHT_BYTES, LIGHT_PARTS) and _LONG_NUMBER.search(body) is None
+    return _has_at_most(body, LIGHT_BYTES, LIGHT_PARTS) and not has_many_digits(body)
 
 
 def is_quick(body: bytes) -> bool:
@@ -142,9 +141,6 @@ def is_quick(body: bytes) -> bool:
 
 def _has_at_most(body: bytes, n_bytes: int, n_parts: int) -> bool:
     return len(body) <= n_bytes and sum(map(body.count, PARTS)) <= n_parts
-
-
-_LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
 
 
 def read_head(body: bytes) -> Head | None:

@@ -2,10 +2,15 @@
 
 import json
 import threading
+import time
+import timeit
+from functools import partial
 from typing import Any
 
 import pytest
 from anyio import sleep_forever
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError, field_validator
 from starlette.requests import Request
 from starlette.types import Message
@@ -66,6 +71,27 @@ def test_only_the_heads_of_light_bodies_are_read_on_the_event_loop(
     rest: bytes, is_read_at_once: bool
 ) -> None:
     assert is_light(MODEL % rest) == is_read_at_once
+
+
+DIGITS = [b"7" * (MAX_DIGITS * part // 8) + b" " for part in range(1, 9)]
+
+
+@pytest.mark.parametrize("digits", DIGITS, ids=len)
+def test_whether_a_body_is_light_costs_little_more_than_reading_it(
+    digits: bytes,
+) -> None:
+    """Processor time: runs of digits once cost thousands of times as much, each digit a search."""
+    text = MODEL % (b'"%b"' % (digits * (LIGHT_BYTES // len(digits) - 1)))
+    reading, weighing = (
+        min(timeit.repeat(partial(call, text), time.thread_time, number=2, repeat=5))
+        for call in (json.loads, is_light)
+    )
+    assert weighing < 60 * reading
+
+
+@given(st.integers(0, 2 * MAX_DIGITS), st.binary(max_size=9))
+def test_a_number_of_too_many_digits_is_never_light(before: int, after: bytes) -> None:
+    assert not is_light(b" " * before + b"1" * (MAX_DIGITS + 1) + after)
 
 
 def test_a_head_is_read_wherever_its_fields_stand() -> None:
