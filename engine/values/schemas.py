@@ -216,7 +216,7 @@ class _Writer:
             return schema
         written = dict[str, Any]()
         for key, value in self._equal(schema).items():
-            if key in _DEFINITIONS or (key == "$id" and _NAME.fullmatch(str(value))):
+            if key in _DEFINITIONS or (key == "$id" and self._names_nothing(schema, value)):
                 continue
             if key == "$ref" and isinstance(value, str):
                 found = self._targets.get(value, True)
@@ -233,6 +233,12 @@ class _Writer:
             else:
                 written[key] = value
         return written
+
+    def _names_nothing(self, schema: Schema, id: object) -> bool:
+        """Whether a schema's `$id` decides nothing about its references as they are written. An
+        address of the whole schema is none for a grammar where generators put a type's name in it.
+        """
+        return schema is self._root or _NAME.fullmatch(str(id)) is not None
 
     def _equal(self, schema: Schema) -> dict[str, Any]:
         """The schema without keywords that forbid nothing, its names and patterns put so that

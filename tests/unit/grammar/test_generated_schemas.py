@@ -200,6 +200,12 @@ REFUSED = {
     "zod: z.jwt()": "Unknown format: jwt",
     "zod: z.record(z.email(), z.int())": "propertyNames",
     "zod: z.xor([z.object({ a }), z.object({ b })])": "oneOf",
+    **{
+        f"go-invopop: Tagged{how}": "uniqueItems"
+        for how in ("", ", expanded", ", required from tags, ids", ", without references")
+    },
+    "go-invopop: Tree, expanded": "leads nowhere",
+    "java-victools: Jack, strict, inline": "Unsatisfiable schema",
 }
 """Reasons, as regular expressions."""
 
@@ -213,8 +219,8 @@ def test_what_a_generator_writes_allows_what_is_valid_alone(name: str, schema: A
     matcher = compile_grammar(TOKENIZER, "json_schema", json.dumps(schema))
     validator = validator_of(schema)
     allowed = [value for value in VALUES if is_allowed(matcher, value)]
-    assert allowed, "no value to try it with"
     drawn = [json.loads(text) for text in Sampler(TOKENIZER, 2, seed=7).texts(matcher, 6)]
+    assert allowed or drawn, "no value to try it with"
     assert [value for value in [*allowed, *drawn] if not validator.is_valid(value)] == []
 
 
