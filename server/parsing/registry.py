@@ -43,6 +43,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
         around=["<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>"],
     ),
     "longcat": ReasoningFormat("<longcat_think>", "</longcat_think>"),
+    "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>"),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "openai_gptoss": harmony.REASONING,
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
@@ -133,6 +134,7 @@ _REASONING_SIGNS = (
     _Signs("gemma4", ["<|channel>", "<channel|>"]),
     _Signs("longcat", ["<longcat_think>", "</longcat_think>"]),
     _Signs("seed_oss", ["<seed:think>", "</seed:think>"]),
+    _Signs("minimax_m3", ["<mm:think>", "</mm:think>"]),
     _Signs("kimi_k3", _KIMI_K3_TOKENS),
 )
 """In the tokenizer, or in the template. After mlx-lm's `_infer_thinking`."""

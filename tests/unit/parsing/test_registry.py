@@ -114,6 +114,7 @@ def test_tokens_tell_where_the_template_does_not(tokens: list[str], tools: str) 
         (["<longcat_think>", "</longcat_think>"], "longcat"),
         (["<|channel>", "<channel|>"], "gemma4"),
         (["<seed:think>", "</seed:think>"], "seed_oss"),
+        (["<mm:think>", "</mm:think>"], "minimax_m3"),
         (["<think:opensource>", "</think:opensource>"], "hy_v3"),
         (["<|START_THINKING|>", "<|END_THINKING|>"], "cohere_command3"),
         (["[BEGIN FINAL RESPONSE]"], "apriel"),
