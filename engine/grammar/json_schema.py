@@ -85,7 +85,7 @@ def _reached(root: Schema) -> Iterator[Schema]:
         for key in _MAPS:
             if isinstance(schema.get(key), dict):
                 waiting += schema[key].values()
-        if "$ref" in schema:
+        if schema.get("$ref") is not None:
             waiting.append(_target(schema["$ref"], root))
 
 

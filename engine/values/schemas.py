@@ -365,6 +365,7 @@ _NOTHING: Mapping[str, Callable[[Any], bool]] = {
     "allOf": lambda value: value == [],
     "patternProperties": lambda value: value == {},
     **dict.fromkeys(("contentMediaType", "contentSchema"), lambda _: True),
+    **dict.fromkeys(("$dynamicAnchor", "$recursiveAnchor"), lambda _: True),  # alone
 }
 """Which values of a keyword forbid nothing."""
 
