@@ -1,60 +1,15 @@
 """A subscriber of KV events as routers are: it reads vLLM's messages and knows what is cached."""
 
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import zmq
+from msgspec import msgpack
 
 END = b"\xff" * 8
 """The number in the last answer to a request for a replay."""
 
 PATIENCE_MS = 10_000
-
-
-def unpack(data: bytes) -> Any:
-    """The one value that msgpack has in these bytes."""
-    value, end = _value(data, 0)
-    assert end == len(data)
-    return value
-
-
-def _value(data: bytes, at: int) -> tuple[Any, int]:
-    head, at = data[at], at + 1
-    value: Any = None
-    if head < 0x80:
-        value = head
-    elif head < 0x90:
-        value, at = _mapping(data, at, head & 0x0F)
-    elif head < 0xA0:
-        value, at = _list(data, at, head & 0x0F)
-    elif head < 0xC0:
-        value, at = _text(data, at, head & 0x1F)
-    elif head == 0xDA:
-        value, at = _text(data, at + 2, int.from_bytes(data[at : at + 2], "big"))
-    elif head == 0xDD:
-        value, at = _list(data, at + 4, int.from_bytes(data[at : at + 4], "big"))
-    elif head != 0xC0:
-        form = {0xCB: ">d", 0xCE: ">I", 0xCF: ">Q"}[head]
-        (value,), at = struct.unpack_from(form, data, at), at + struct.calcsize(form)
-    return value, at
-
-
-def _text(data: bytes, at: int, n_bytes: int) -> tuple[str, int]:
-    return data[at : at + n_bytes].decode(), at + n_bytes
-
-
-def _list(data: bytes, at: int, n_items: int) -> tuple[list[Any], int]:
-    items = []
-    for _ in range(n_items):
-        item, at = _value(data, at)
-        items.append(item)
-    return items, at
-
-
-def _mapping(data: bytes, at: int, n_items: int) -> tuple[dict[str, Any], int]:
-    flat, at = _list(data, at, 2 * n_items)
-    return dict(zip(flat[::2], flat[1::2], strict=True)), at
 
 
 class Batch(NamedTuple):
@@ -66,7 +21,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, number: bytes, payload: bytes) -> Self:
-        seconds, events, rank = unpack(payload)
+        seconds, events, rank = msgpack.decode(payload)
         assert rank == 0
         return cls(int.from_bytes(number, "big"), seconds, events)
 

@@ -4,14 +4,13 @@ A batch is `[seconds, [event, ...], 0]`. Each event is a map with its `type` fir
 by 63 bits of its digest, so it has the same name in all daemons that serve the same model.
 """
 
-import struct
-import sys
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec import Raw, Struct, msgpack
+
 from kvstore.node import BlockEvent, BlocksStored, NamespaceCleared
-from kvstore.tokens import TOKEN_BYTES, Digest
+from kvstore.tokens import TOKEN_BYTES, Digest, unpacked
 from kvstore.types import Namespace
 
 EVENT_TOKENS = 2048
@@ -23,7 +22,35 @@ EVENT_REMOVALS = 2048
 BATCH_BYTES = 32 * 1024
 """The size from which a batch takes no further event."""
 
-NIL = b"\xc0"
+
+class BlockStored(Struct, tag=True, frozen=True):
+    """Blocks of one chain are cached. The fields are vLLM's."""
+
+    block_hashes: Sequence[int]
+    parent_block_hash: int | None  # None: the first block is the first of its prompt
+    token_ids: Sequence[int]
+    block_size: int
+    lora_name: str | None
+    extra_keys: Sequence[None]  # one for each block
+    lora_id: None = None
+    medium: str = "GPU"
+    group_idx: int = 0
+    kv_cache_spec_kind: str = "full_attention"
+
+
+class BlockRemoved(Struct, tag=True, frozen=True):
+    """Blocks are no longer cached. The fields are vLLM's."""
+
+    block_hashes: Sequence[int]
+    medium: str = "GPU"
+    group_idx: int = 0
+
+
+class AllBlocksCleared(Struct, tag=True, frozen=True):
+    """Nothing is cached any more."""
+
+
+CLEARED = msgpack.encode(AllBlocksCleared())
 
 
 def block_hash(digest: Digest) -> int:
@@ -122,19 +149,10 @@ class PublishedBlocks:
 
     def _stored_event(self, hashes: Sequence[int], blocks: Sequence[PublishedBlock]) -> bytes:
         parent, _, lora_name = blocks[0]
-        return _map(
-            ("type", _text("BlockStored")),
-            ("block_hashes", _hashes(hashes)),
-            ("parent_block_hash", NIL if parent is None else _hash(parent)),
-            ("token_ids", _token_ids(b"".join(block.packed for block in blocks))),
-            ("block_size", _unsigned(self._block_size)),
-            ("lora_id", NIL),
-            ("medium", _text("GPU")),
-            ("lora_name", NIL if lora_name is None else _text(lora_name)),
-            ("extra_keys", _length(len(hashes)) + NIL * len(hashes)),
-            ("group_idx", _unsigned(0)),
-            ("kv_cache_spec_kind", _text("full_attention")),
-        )
+        ids = unpacked(b"".join(block.packed for block in blocks))
+        nothing = [None] * len(hashes)
+        event = BlockStored(hashes, parent, ids, self._block_size, lora_name, nothing)
+        return msgpack.encode(event)
 
 
 def batches(events: Iterable[bytes], seconds: float) -> Iterator[bytes]:
@@ -151,65 +169,9 @@ def batches(events: Iterable[bytes], seconds: float) -> Iterator[bytes]:
 
 
 def _batch(events: Sequence[bytes], seconds: float) -> bytes:
-    rank = _unsigned(0)
-    return b"".join((b"\x93\xcb", struct.pack(">d", seconds), _length(len(events)), *events, rank))
+    return msgpack.encode((seconds, [*map(Raw, events)], 0))
 
 
 def _removed_events(hashes: Sequence[int]) -> Iterator[bytes]:
     for start in range(0, len(hashes), EVENT_REMOVALS):
-        yield _map(
-            ("type", _text("BlockRemoved")),
-            ("block_hashes", _hashes(hashes[start : start + EVENT_REMOVALS])),
-            ("medium", _text("GPU")),
-            ("group_idx", _unsigned(0)),
-        )
-
-
-# msgpack (https://github.com/msgpack/msgpack/blob/master/spec.md), as far as the events need it.
-# Token ids and hashes have one width, so that a million of them are written without a loop.
-
-
-def _map(*entries: tuple[str, bytes]) -> bytes:
-    """A map of at most 15 names."""
-    pairs = b"".join(_text(name) + value for name, value in entries)
-    return bytes((0x80 | len(entries),)) + pairs
-
-
-def _text(text: str) -> bytes:
-    encoded = text.encode()
-    if len(encoded) < 32:
-        return bytes((0xA0 | len(encoded),)) + encoded
-    return struct.pack(">BH", 0xDA, len(encoded)) + encoded
-
-
-def _unsigned(number: int) -> bytes:
-    return bytes((number,)) if number < 128 else struct.pack(">BI", 0xCE, number)
-
-
-def _length(n_items: int) -> bytes:
-    """The head of a list."""
-    return bytes((0x90 | n_items,)) if n_items < 16 else struct.pack(">BI", 0xDD, n_items)
-
-
-def _hash(number: int) -> bytes:
-    return struct.pack(">BQ", 0xCF, number)
-
-
-def _hashes(numbers: Sequence[int]) -> bytes:
-    return _length(len(numbers)) + b"".join(map(_hash, numbers))
-
-
-def _token_ids(packed: bytes) -> bytes:
-    n_tokens = len(packed) // TOKEN_BYTES
-    if sys.byteorder == "little":
-        ids = array("I", packed)
-        ids.byteswap()
-        packed = ids.tobytes()
-    written = bytearray(b"\xce" * (5 * n_tokens))
-    for byte in range(4):
-        written[byte + 1 :: 5] = packed[byte::4]
-    return _length(n_tokens) + written
-
-
-CLEARED = _map(("type", _text("AllBlocksCleared")))
-"""The event that says that nothing is cached."""
+        yield msgpack.encode(BlockRemoved(hashes[start : start + EVENT_REMOVALS]))

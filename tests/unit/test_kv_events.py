@@ -8,6 +8,7 @@ from threading import Event
 
 import pytest
 import zmq
+from msgspec import msgpack
 
 from engine.api import ModelError
 from engine.kv_events.events import CLEARED, PublishedBlocks, batches, block_hash
@@ -17,7 +18,7 @@ from kvstore.node import BlockEvent
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens, block_digests, unpacked
 from kvstore.types import Namespace
-from tests.kv_event_reader import Batch, Block, Cached, Subscriber, replayed, unpack
+from tests.kv_event_reader import Batch, Block, Cached, Subscriber, replayed
 from tests.polling import until
 from tests.unit.kv_helpers import BLOCK, NS, make_store, run_of, serve, tree_of, walk
 from tests.unit.random_store import RandomStore
@@ -109,7 +110,7 @@ class TestFormat:
         blocks = PublishedBlocks(BLOCK, ADAPTERS)
         (payload,) = batches(blocks.events(facts, []), 1.5)
         first, second = published_of(store)
-        assert unpack(payload) == [
+        assert msgpack.decode(payload) == [
             1.5,
             [
                 {
@@ -136,7 +137,7 @@ class TestFormat:
         _, second = published_of(store)
         tree_of(store).evict()
         (payload,) = batches(PublishedBlocks(BLOCK, {}).events(facts, []), 0)
-        (event,) = unpack(payload)[1]
+        (event,) = msgpack.decode(payload)[1]
         assert event == {
             "type": "BlockRemoved",
             "block_hashes": [second],
@@ -146,7 +147,7 @@ class TestFormat:
 
     def test_cleared(self) -> None:
         (payload,) = batches([CLEARED], 0)
-        assert unpack(payload)[1] == [{"type": "AllBlocksCleared"}]
+        assert msgpack.decode(payload)[1] == [{"type": "AllBlocksCleared"}]
 
     def test_a_hash_is_63_bits_of_the_digest(self) -> None:
         (digest,) = block_digests(NS, Tokens(A[:4]).packed(0, 4), BLOCK)
@@ -160,7 +161,7 @@ class TestFormat:
         cached = Cached()
         for payload in payloads:
             assert len(payload) < 80_000
-            cached.apply(unpack(payload)[1])
+            cached.apply(msgpack.decode(payload)[1])
         assert cached.orphans == 0
         assert cached.blocks == published_of(store)
 
@@ -173,7 +174,7 @@ def test_a_router_knows_the_tree_after_each_of_10_000_operations(seed: int) -> N
     for _ in range(2500):
         driver.operate()
         for payload in batches(blocks.events(facts, []), 0):
-            router.apply(unpack(payload)[1])
+            router.apply(msgpack.decode(payload)[1])
         facts.clear()
         assert router.blocks == published_of(driver.store)
         n_blocks = max(n_blocks, len(router.blocks))
@@ -182,7 +183,7 @@ def test_a_router_knows_the_tree_after_each_of_10_000_operations(seed: int) -> N
     assert router.orphans == 0
     again = Cached()
     for payload in batches(blocks.stored_events(blocks.hashes()), 0):
-        again.apply(unpack(payload)[1])
+        again.apply(msgpack.decode(payload)[1])
     assert (again.blocks, again.orphans) == (router.blocks, 0)
 
 
