@@ -29,27 +29,26 @@ AGENTS, REQUESTS = 8, 4
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A daemon that publishes events."""
+    """A daemon that publishes events. `pid`: of its process."""
 
     url: str
     events: str
     replay: str
+    pid: int
 
 
 @contextmanager
 def worker(log: Path, url: str = "", events: str = "", replay: str = "") -> Iterator[Worker]:
     """A daemon of the embedded model, at addresses of its own or at those of an earlier one."""
-    found = Worker(
-        url or f"http://127.0.0.1:{free_port()}",
-        events or f"tcp://127.0.0.1:{free_port()}",
-        replay or f"tcp://127.0.0.1:{free_port()}",
-    )
-    port = found.url.rpartition(":")[2]
+    url = url or f"http://127.0.0.1:{free_port()}"
+    events = events or f"tcp://127.0.0.1:{free_port()}"
+    replay = replay or f"tcp://127.0.0.1:{free_port()}"
+    port = url.rpartition(":")[2]
     command = [sys.executable, "-m", "rootstock_serve", "serve", "--model", MODEL, "--port", port]
-    command += ["--kv-events", found.events, "--kv-events-replay", found.replay]
+    command += ["--kv-events", events, "--kv-events-replay", replay]
     command += ["--kv-cache-bytes", "64MiB", "--log-level", "warning"]
-    with running(command, f"{found.url}/health", log):
-        yield found
+    with running(command, f"{url}/health", log) as process:
+        yield Worker(url, events, replay, process.pid)
 
 
 @contextmanager

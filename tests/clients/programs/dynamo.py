@@ -6,7 +6,10 @@ import random
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from operator import ne
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from tests.polling import until
 
 PROMPTS = 1000
 SERVED = 40
+CLIENTS = 8  # that ask the daemons at once
 SELECTOR = Path(__file__).with_name("dynamo_selector.py")  # run with -P: `dynamo` is not this file
 
 
@@ -28,7 +32,7 @@ class Selector:
 
     def __init__(self, process: subprocess.Popen[str], workers: Sequence[Worker]) -> None:
         self._process = process
-        self._workers = workers
+        self._n_workers = len(workers)
         self._call(
             [
                 {
@@ -42,19 +46,14 @@ class Selector:
             ]
         )
 
-    def n_wrong(self, prompts: Sequence[list[int]]) -> int:
-        """The overlaps in which it differs from what the daemons would find."""
-        return sum(self._blocks(prompt) != self._probed(prompt) for prompt in prompts)
+    def n_wrong(self, prompts: Sequence[list[int]], cached: Sequence[list[int]]) -> int:
+        """For how many prompts it does not know how many blocks each daemon has."""
+        return sum(map(ne, map(self._blocks, prompts), cached))
 
     def _blocks(self, prompt: list[int]) -> list[int]:
         workers = self._call(prompt)["workers"]
         found = {each["worker_id"]: each["device_blocks"] for each in workers}
-        return [found[number] for number in range(len(self._workers))]
-
-    def _probed(self, prompt: list[int]) -> list[int]:
-        body = {"model": MODEL, "prompt": prompt}
-        answers = [httpx.post(f"{each.url}/admin/cache/probe", json=body) for each in self._workers]
-        return [len(answer.json()["block_digests"]) for answer in answers]
+        return [found[number] for number in range(self._n_workers)]
 
     def _call(self, value: object) -> Any:
         assert self._process.stdin is not None
@@ -74,19 +73,19 @@ def overlaps_are_those_of_the_probe(daemon: Daemon) -> str:
         return "with the demo model only"
     prompts = list(_prompts())
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        log = Path(folder) / "daemon.log"
-        kept = stack.enter_context(worker(log))
-        with worker(log) as killed:
-            first = stack.enter_context(_selector([kept, killed]))
-            _serve((kept, killed), prompts)
-            _check(first, prompts)
-            second = stack.enter_context(_selector([kept, killed]))
-            _check(second, prompts)
-            _kill(killed)
-        with worker(log, killed.url, killed.events, killed.replay):
-            _serve((killed,), prompts[1 : 2 * SERVED : 4])
-            _check(first, prompts)
-            _check(second, prompts)
+        logs = Path(folder)
+        kept = stack.enter_context(worker(logs / "kept.log"))
+        with worker(logs / "killed.log") as killed:
+            both = kept, killed
+            first = stack.enter_context(_selector(both))
+            _serve(both, prompts)
+            _check([first], both, prompts)
+            second = stack.enter_context(_selector(both))
+            _check([second], both, prompts)
+            _kill(killed.pid)
+        with worker(logs / "again.log", killed.url, killed.events, killed.replay) as again:
+            _serve([again], prompts[1 : 2 * SERVED : 4])
+            _check([first, second], (kept, again), prompts)
     return f"{PROMPTS} prompts, two daemons"
 
 
@@ -113,25 +112,39 @@ def _prompts() -> Iterator[list[int]]:
 
 
 def _serve(workers: Sequence[Worker], prompts: Sequence[list[int]]) -> None:
-    for number, prompt in enumerate(prompts[: SERVED * len(workers)]):
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
-        url = workers[number % len(workers)].url
-        httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()
+    with httpx.Client(timeout=60) as http:
+        for number, prompt in enumerate(prompts[: SERVED * len(workers)]):
+            body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+            url = workers[number % len(workers)].url
+            http.post(f"{url}/v1/completions", json=body).raise_for_status()
 
 
-def _check(selector: Selector, prompts: Sequence[list[int]]) -> None:
-    until(lambda: selector.n_wrong(prompts[:100]), lambda n_wrong: n_wrong == 0)
-    assert selector.n_wrong(prompts) == 0
+def _check(
+    selectors: Sequence[Selector], workers: Sequence[Worker], prompts: Sequence[list[int]]
+) -> None:
+    """Events may still be on their way, so it is looked at again until they have arrived."""
+    cached = _cached(workers, prompts)
+    for selector in selectors:
+        until(partial(selector.n_wrong, prompts, cached), lambda n_wrong: n_wrong == 0)
 
 
-def _kill(killed: Worker) -> None:
+def _cached(workers: Sequence[Worker], prompts: Sequence[list[int]]) -> list[list[int]]:
+    """How many blocks of each prompt each daemon has cached, as it says itself."""
+    with httpx.Client(timeout=60) as http, ThreadPoolExecutor(CLIENTS) as threads:
+
+        def n_blocks(prompt: list[int]) -> list[int]:
+            body = {"model": MODEL, "prompt": prompt}
+            answers = (http.post(f"{each.url}/admin/cache/probe", json=body) for each in workers)
+            return [len(each.raise_for_status().json()["block_digests"]) for each in answers]
+
+        return list(threads.map(n_blocks, prompts))
+
+
+def _kill(pid: int) -> None:
     """As a loss of power does: the engine says nothing more."""
-    port = int(killed.url.rpartition(":")[2])
-    for process in psutil.process_iter(["cmdline"]):
-        line = process.info["cmdline"] or []
-        if "serve" in line and str(port) in line:
-            for each in (*process.children(recursive=True), process):
-                each.kill()
+    process = psutil.Process(pid)
+    for each in (*process.children(recursive=True), process):
+        each.kill()
 
 
 if __name__ == "__main__":
