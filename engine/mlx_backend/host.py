@@ -6,6 +6,7 @@ Swap does not count as memory, because weights and KV are read at every step.
 import ctypes
 import logging
 import os
+import re
 import resource
 import sys
 import time
@@ -218,6 +219,20 @@ def process_bytes(open_library: Callable[[], Any] = lambda: ctypes.CDLL(None)) -
     """
     footprint = footprint_bytes(os.getpid(), open_library)
     return int(psutil.Process().memory_info().rss) if footprint is None else footprint
+
+
+_NO_MEMORY = re.compile(
+    "unable to allocate|attempting to allocate|out of memory|outofmemory|insufficient memory"
+    "|memoryallocation",
+    re.IGNORECASE,
+)
+
+
+def is_lack_of_memory(error: BaseException) -> bool:
+    """Whether MLX or Python could not allocate memory. MLX raises RuntimeError, in its own words or
+    in those of Metal and CUDA.
+    """
+    return isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
 
 
 QUIET_SECONDS = 600.0

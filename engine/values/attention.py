@@ -23,6 +23,7 @@ class TrialState(StrEnum):
     TRYING = "trying"  # it has begun; where it is left so, the machine went down
     PASSED = "passed"
     FAILED = "failed"
+    POSTPONED = "postponed"  # for lack of memory; it is not kept, so the next start compares again
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,15 +33,18 @@ from tests.offline import OfflineDaemon, Room, Served, cached_model
 class Watched(PagedAttention):
     """`paged`, which counts the forwards and traces that it prepares, and fails in one of them."""
 
-    def __init__(self, fails_at: int | None = None) -> None:
+    def __init__(self, fails_at: int | None = None, lacks_memory_at: int | None = None) -> None:
         super().__init__(Attention(), smaller_units)
         self.counts = Counter[str]()
         self.fails_at = fails_at
+        self.lacks_memory_at = lacks_memory_at
 
     def prepare(self, group: RowGroup, window: int | None) -> BlockAttention | None:
         self.counts["eager"] += 1
         if self.fails_at is not None and self.counts["eager"] >= self.fails_at:
             raise RuntimeError("no kernel of this name")
+        if self.counts["eager"] == self.lacks_memory_at:
+            raise RuntimeError("[malloc] Unable to allocate 137438953472 bytes.")
         return super().prepare(group, window)
 
     def prepare_decode(
@@ -123,6 +126,20 @@ def test_a_forward_that_fails_is_computed_again_and_gather_serves_from_then_on(
     assert watched.counts["eager"] == 6, "it is not tried again"
     assert run.path.problem == "", "decodes are still compiled"
     assert run.steps[""] > 40
+
+
+def test_a_lack_of_memory_does_not_bar_the_attention(served_of: Callable[[str], Served]) -> None:
+    """The forward is computed again with `gather`; the attention serves the next one, and the next
+    start does not know of it.
+    """
+    served, failures = served_of("qwen3"), list[str]()
+    expected = come_and_go(OfflineDaemon(served, Attention(), ROOM))
+    watched = Watched(lacks_memory_at=6)
+    attention = chosen(watched, ALWAYS, failures)
+    assert dict(come_and_go(Compiled(served, attention, ROOM).daemon)) == dict(expected)
+    assert (failures, attention.problem, attention.fallbacks) == ([], "", 1)
+    assert attention.fallback is not None
+    assert watched.counts["eager"] > 6
 
 
 class Traced(Attention):

@@ -19,6 +19,7 @@ from engine.mlx_backend.host import (
     HostMemory,
     MemoryMeter,
     host_memory,
+    is_lack_of_memory,
     process_bytes,
     within_cgroups,
 )
@@ -164,6 +165,29 @@ class Meter(MemoryMeter):
             take(mebibytes)
             if error is not None:
                 raise error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[malloc] Unable to allocate 137438953472 bytes.",
+        "[metal::malloc] Attempting to allocate 9 bytes which is greater than the maximum allowed",
+        "[METAL] Command buffer execution failed: Insufficient Memory "
+        "(00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
+        "cudaMallocAsync(&data, size, stream) failed: out of memory",
+        "CUDA error: cudaErrorMemoryAllocation",
+    ],
+)
+def test_a_lack_of_memory_is_recognized_in_the_words_of_every_device(words: str) -> None:
+    assert is_lack_of_memory(RuntimeError(words))
+
+
+@pytest.mark.parametrize(
+    "words", ["no kernel of this name", "[METAL] Command buffer execution failed: Caused GPU Hang"]
+)
+def test_other_failures_are_no_lack_of_memory(words: str) -> None:
+    assert not is_lack_of_memory(RuntimeError(words))
+    assert is_lack_of_memory(MemoryError(words))
 
 
 def test_a_step_within_its_reservation_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -33,6 +33,7 @@ from engine.mlx_backend.gpu.work_units import (
     UNIT_FIELDS,
     WorkUnits,
     make_units,
+    most_partials,
 )
 from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.kv.shape import LayerShape
@@ -184,6 +185,41 @@ def units_of(
 ) -> WorkUnits:
     starts, stops = (np.maximum(each - step.first_keys, 0) for each in (step.starts, step.stops))
     return make_units(of.kind, step.tables, starts, stops, step.width, most_blocks, 1, 16)
+
+
+@of_layers
+def test_there_are_no_more_partial_results_than_the_bound_says(of: Layer) -> None:
+    for seed in range(10):
+        step = tables_of(of, seed)
+        for min_saved, n_groups in ((8, 512), (1, 512)):
+            starts, stops = (
+                np.maximum(each - step.first_keys, 0) for each in (step.starts, step.stops)
+            )
+            work = make_units(
+                of.kind, step.tables, starts, stops, step.width, None, min_saved, n_groups
+            )
+            rows, n_blocks = step.tables.shape
+            most = most_partials(of.kind, rows * step.width, n_blocks)
+            assert work.n_partials <= max(most, MIN_ARRAY)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32])
+@pytest.mark.parametrize("n_blocks", [1, 64, 4096])
+@pytest.mark.parametrize("width", [1, 16])
+@pytest.mark.parametrize("shared", [0.0, 0.5, 1.0])
+def test_the_bound_of_partial_results_holds_for_long_rows(
+    rows: int, n_blocks: int, width: int, shared: float
+) -> None:
+    kind = layer((128, 128), kv_heads=8, group=4).kind
+    prefix = int(shared * (n_blocks - 1))
+    own = np.arange(rows * (n_blocks - prefix)).reshape(rows, -1)
+    table = np.concatenate([np.tile(np.arange(prefix), (rows, 1)), prefix + own], axis=1)
+    stops = np.full(rows, n_blocks * kind.block_size, np.int32)
+    work = make_units(kind, table.astype(np.uint32), stops - width, stops, width)
+    most = most_partials(kind, rows * width, n_blocks)
+    assert work.n_partials <= most
+    if n_blocks == 4096:
+        assert most <= 8 * work.n_partials
 
 
 @of_layers

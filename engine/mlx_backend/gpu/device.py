@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from engine.mlx_backend.gpu.kernel import PagedKernel, Partials, StepArrays, padded
+from engine.mlx_backend.gpu.kernel import STATS, PagedKernel, Partials, StepArrays, padded
 from engine.mlx_backend.gpu.kind import MERGE_THREADS, WARP, Kind
 from engine.mlx_backend.gpu.source import (
     CUDA,
@@ -59,7 +59,7 @@ class DeviceKernel(PagedKernel):
             ],
             grid=(len(units) * threads, kind.kv_heads, 1),
             threadgroup=(threads, 1, 1),
-            output_shapes=[(*by_head, kind.value_dim), (*by_head, 2)],
+            output_shapes=[(*by_head, kind.value_dim), (*by_head, STATS)],
             output_dtypes=[mx.float32, mx.float32],
         )
         return Partials(weighted, stats)

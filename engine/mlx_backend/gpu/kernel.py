@@ -64,12 +64,16 @@ def step_arrays(
     )
 
 
+STATS = 2
+"""Numbers of a partial result in addition to its sums."""
+
+
 class Partials(NamedTuple):
     """Partial results of queries over some of their keys, float32.
 
     `weighted`, `[partials, kv_heads, value_dim]`: sums of values, each weighted with 2 to the power
-    of its score, less the largest. `stats`, `[partials, kv_heads, 2]`: the largest score, and the
-    sum of weights. Those that no work unit writes hold anything.
+    of its score, less the largest. `stats`, `[partials, kv_heads, STATS]`: the largest score, and
+    the sum of weights. Those that no work unit writes hold anything.
     """
 
     weighted: mx.array

@@ -15,7 +15,13 @@ import mlx.core as mx
 import numpy as np
 
 from engine.mlx_backend.gpu.device import DeviceKernel
-from engine.mlx_backend.gpu.kernel import PagedKernel, StepArrays, UnitArrays, step_arrays
+from engine.mlx_backend.gpu.kernel import (
+    STATS,
+    PagedKernel,
+    StepArrays,
+    UnitArrays,
+    step_arrays,
+)
 from engine.mlx_backend.gpu.kind import Kind, Uncovered, kind_of
 from engine.mlx_backend.gpu.stand_in import StandInKernel
 from engine.mlx_backend.gpu.work_units import (
@@ -24,6 +30,7 @@ from engine.mlx_backend.gpu.work_units import (
     UNIT_FIELDS,
     WorkUnits,
     make_units,
+    most_partials,
     next_power,
 )
 from engine.mlx_backend.kv.arena import Arena, LayerArena
@@ -34,6 +41,7 @@ from engine.mlx_backend.model.attention import (
     BlockAttention,
     ListedWork,
     PrepareDecodeRows,
+    ShortRowAttention,
 )
 from engine.mlx_backend.model.rows import BlockTable, Counts, RowGroup
 
@@ -71,9 +79,9 @@ StepsOf: TypeAlias = Callable[[UnitKey, Kind], StepArrays | None]
 """The list of a step's work in layers of a kind; None where there is none."""
 
 
-class PagedAttention(Attention):
-    """Rows of up to SHORT_TOKENS tokens read blocks in place; `gather` attends to longer ones, and
-    to layers that the kernel does not cover.
+class PagedAttention(ShortRowAttention):
+    """Rows of up to SHORT_TOKENS tokens read blocks in place, except in layers that the kernel does
+    not cover.
     """
 
     name = "paged"
@@ -88,17 +96,14 @@ class PagedAttention(Attention):
         """`adapt` changes how the work of a kind is shared out. `min_saved_blocks`: a prefix that
         saves fewer block reads is read by each row alone.
         """
-        super().__init__(gather.padding_keys)
+        super().__init__(gather, gather.padding_keys)
         self.gathered_copies = gather.gathered_copies
-        self._gather = gather
         self._adapt = adapt
         self._min_saved_blocks = min_saved_blocks
         self._kinds = dict[KindArguments, Kind | None]()
         self._kernels = dict[Kind, PagedKernel]()
 
-    def prepare(self, group: RowGroup, window: int | None) -> BlockAttention | None:
-        if group.length > SHORT_TOKENS:
-            return self._gather.prepare(group, window)
+    def prepare_short(self, group: RowGroup, window: int | None) -> BlockAttention | None:
         return PagedRows(self, group, partial(self._list_step, group))
 
     def prepare_decode(
@@ -145,6 +150,15 @@ class PagedAttention(Attention):
             sizes += [*key, n]
             np.maximum(shared, _shared_blocks(units, rows), out=shared)
         return ListedWork(arrays, tuple(sizes), shared)
+
+    def partial_bytes(
+        self, shape: LayerShape, query_heads: int, block_size: int, n_tokens: int, longest: int
+    ) -> int:
+        of = shape, block_size, query_heads, shape.key_dtype, 1.0, None, False, SHORT_TOKENS
+        if (kind := self.kind(*of)) is None:
+            return 0
+        n_partials = most_partials(kind, n_tokens, -(-longest // block_size))
+        return n_partials * kind.kv_heads * (kind.value_dim + STATS) * mx.float32.size
 
     def covers(self, arena: Arena) -> bool:
         return all(self._kinds_of(arena))

@@ -142,6 +142,25 @@ def make_units(
     )
 
 
+NESTED_PREFIXES = 4
+"""How many items of a list a row is in at most, one within the other, for the bound of
+`most_partials`: a system prompt, a conversation, a branch of it, and the row's own blocks.
+"""
+
+
+def most_partials(kind: Kind, n_tokens: int, n_blocks: int) -> int:
+    """An upper bound of `WorkUnits.n_partials`, of steps of `n_tokens` tokens, padding included,
+    whose rows have `n_blocks` blocks each.
+
+    A unit has at least half of the blocks with which there would be WANTED_GROUPS thread groups, or
+    the most that a unit may have.
+    """
+    n_queries = n_tokens * kind.group
+    for_groups = 2 * WANTED_GROUPS * kind.tile_queries // kind.kv_heads
+    for_length = n_queries * -(-n_blocks // kind.most_entries)
+    return next_power(max(for_groups, for_length) + NESTED_PREFIXES * n_queries)
+
+
 def _unit_blocks(kind: Kind, n_reads: int, wanted_groups: int) -> int:
     """The blocks of a unit, a power of two, with which about `wanted_groups` thread groups read
     `n_reads` blocks.

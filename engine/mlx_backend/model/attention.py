@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 import mlx.core as mx
 
 from engine.mlx_backend.kv.arena import Arena, LayerArena
+from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.model.rows import BlockTable, Counts, RowGroup
 
 KEY_READS = 4
@@ -107,6 +108,14 @@ class Attention:
         """
         return None
 
+    def partial_bytes(
+        self, shape: LayerShape, query_heads: int, block_size: int, n_tokens: int, longest: int
+    ) -> int:
+        """The most that partial results take while attention in place computes a layer, in a
+        forward of `n_tokens` tokens, padding included, whose rows have at most `longest`.
+        """
+        return 0
+
     def covers(self, arena: Arena) -> bool:
         """Whether rows of up to `in_place_tokens` tokens read all of an arena's blocks in place."""
         return False
@@ -121,6 +130,23 @@ class Attention:
         a traced step does not.
         """
         return False
+
+
+class ShortRowAttention(Attention, ABC):
+    """An attention for rows of up to SHORT_TOKENS tokens: `gather` attends to longer ones."""
+
+    def __init__(self, gather: Attention, padding_keys: float) -> None:
+        super().__init__(padding_keys)
+        self.gather = gather
+
+    def prepare(self, group: RowGroup, window: int | None) -> BlockAttention | None:
+        if group.length > SHORT_TOKENS:
+            return self.gather.prepare(group, window)
+        return self.prepare_short(group, window)
+
+    @abstractmethod
+    def prepare_short(self, group: RowGroup, window: int | None) -> BlockAttention | None:
+        """Prepare attention of short rows, as `prepare` does of any."""
 
 
 class RowByRowAttention(Attention):

@@ -147,7 +147,7 @@ def compared(
 
 def _problem(trial: AttentionTrial) -> str:
     """Why a comparison has no times; "" if it has."""
-    if trial.state is TrialState.FAILED:
+    if trial.state in {TrialState.FAILED, TrialState.POSTPONED}:
         return trial.why
     return f"{LEFT}; {AGAIN}" if trial.state is TrialState.TRYING else ""
 

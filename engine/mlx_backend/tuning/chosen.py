@@ -5,13 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from engine.api import one_line
+from engine.mlx_backend.host import is_lack_of_memory
 from engine.mlx_backend.kv.arena import Arena
+from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.model.attention import (
-    SHORT_TOKENS,
     Attention,
     BlockAttention,
     ListedWork,
     PrepareDecodeRows,
+    ShortRowAttention,
 )
 from engine.mlx_backend.model.rows import BlockTable, Counts, RowGroup
 from engine.values.attention import GATHER, TimedCell, nearest_cell
@@ -22,11 +24,12 @@ Tables: TypeAlias = Mapping[int | None, Sequence[TimedCell]]
 """Times of attentions in each arena, by window. An arena without times has `gather`."""
 
 
-class ChosenAttention(Attention):
-    """Attends by the fastest of several attentions. A compiled step has the one that was chosen
-    when it was traced.
+class ChosenAttention(ShortRowAttention):
+    """Attends by the fastest of several attentions, which were compared in decodes. A compiled step
+    has the one that was chosen when it was traced.
 
-    Where one fails, `gather` serves from then on.
+    Where one fails, `gather` serves from then on. A lack of memory is not its failure: it goes on
+    to serve.
     """
 
     def __init__(
@@ -41,20 +44,18 @@ class ChosenAttention(Attention):
         if not all(tables.values()):
             serving.add(GATHER)
         self.names = [name for name in candidates if name in serving]
-        self._gather = candidates[GATHER]
-        super().__init__(min(of.padding_keys for of in candidates.values()))
+        padding_keys = min(of.padding_keys for of in candidates.values())
+        super().__init__(candidates[GATHER], padding_keys)
         self.name = ", ".join(self.names)
         self.gathered_copies = max(of.gathered_copies for of in candidates.values())
         self.in_place_tokens = min(candidates[name].in_place_tokens for name in self.names)
-        self.fallback: Attention | None = self._gather
+        self.fallback: Attention | None = self.gather
         self._candidates = candidates
         self._tables = tables
         self._block_size = block_size
         self._on_failure = on_failure
 
-    def prepare(self, group: RowGroup, window: int | None) -> BlockAttention | None:
-        if group.length > SHORT_TOKENS:
-            return self._gather.prepare(group, window)
+    def prepare_short(self, group: RowGroup, window: int | None) -> BlockAttention | None:
         return self._chosen(group.rows, group.n_keys, window).prepare(group, window)
 
     def prepare_decode(
@@ -70,6 +71,12 @@ class ChosenAttention(Attention):
         chosen = self._chosen(rows, width * arena.block_size, window)
         return chosen.list_work(table, n_blocks, arena, window)
 
+    def partial_bytes(
+        self, shape: LayerShape, query_heads: int, block_size: int, n_tokens: int, longest: int
+    ) -> int:
+        of = shape, query_heads, block_size, n_tokens, longest
+        return max(self._candidates[name].partial_bytes(*of) for name in self.names)
+
     def covers(self, arena: Arena) -> bool:
         return all(self._candidates[name].covers(arena) for name in self.names)
 
@@ -79,7 +86,7 @@ class ChosenAttention(Attention):
 
     def give_up(self, error: Exception) -> None:
         self.fallbacks += 1
-        if self.problem:
+        if self.problem or is_lack_of_memory(error):
             return
         self.problem = f"{type(error).__name__}: {one_line(error)}"
         self.in_place_tokens = 0
@@ -91,5 +98,5 @@ class ChosenAttention(Attention):
         """The attention of this many rows and keys of each."""
         cells = self._tables.get(window, ())
         if self.problem or not cells:
-            return self._gather
+            return self.gather
         return self._candidates[nearest_cell(cells, rows, max(keys, 1)).fastest]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.api import one_line
+from engine.mlx_backend.host import is_lack_of_memory
 from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan
@@ -74,8 +75,26 @@ def compare(
     clock: Callable[[], float] = time.monotonic,
 ) -> AttentionTrial:
     """Check all candidates, and time those that are right, within about `seconds`. It takes at most
-    `budget_bytes` of memory.
+    `budget_bytes` of memory. Where memory is lacking nothing is found out.
     """
+    try:
+        return _compare(kind, candidates, budget_bytes, seconds, clock)
+    except Exception as error:
+        if not is_lack_of_memory(error):
+            raise
+        return AttentionTrial(str(kind), TrialState.POSTPONED, one_line(error))
+
+
+def _compare(
+    kind: LayerKind,
+    candidates: Candidates,
+    budget_bytes: int,
+    seconds: float,
+    clock: Callable[[], float],
+) -> AttentionTrial:
+    if not (sizes := cells_of(kind, budget_bytes)):
+        why = "too little memory is left to compare"
+        return AttentionTrial(str(kind), TrialState.POSTPONED, why)
     end = clock() + seconds
     right, rejected = {GATHER: candidates[GATHER]}, dict[str, str]()
     gather_error = error_of(kind, candidates[GATHER])
@@ -92,7 +111,6 @@ def compare(
     if len(right) == 1:
         why = "; ".join(f"{name}: {problem}" for name, problem in rejected.items())
         return AttentionTrial(str(kind), TrialState.FAILED, why, rejected=rejected)
-    sizes = cells_of(kind, budget_bytes)
     field = RaceField(kind, sizes)
     cells = race(
         sizes,
@@ -101,7 +119,7 @@ def compare(
         clock,
     )
     if not cells:
-        why = "no memory or no time was left to compare"
+        why = "no time was left to compare"
         return AttentionTrial(str(kind), TrialState.FAILED, why, rejected=rejected)
     return AttentionTrial(str(kind), TrialState.PASSED, cells=tuple(cells), rejected=rejected)
 
@@ -111,6 +129,8 @@ def _problem(kind: LayerKind, attention: Attention, gather_error: float) -> str:
     try:
         error = error_of(kind, attention)
     except Exception as failure:  # MLX may raise anything where a kernel does not compile
+        if is_lack_of_memory(failure):
+            raise
         return one_line(failure)
     if not error <= MOST_ERROR:
         return f"it is wrong by {error:.1%} of the output's size"

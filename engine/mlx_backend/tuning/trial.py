@@ -4,6 +4,7 @@ result. Nothing here raises because of what that process does.
 
 import platform
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 from pydantic import TypeAdapter
@@ -57,6 +58,13 @@ TASK = TypeAdapter(Task)
 RESULT = TypeAdapter(AttentionTrial)
 
 
+class NoResult(NamedTuple):
+    """Why a process has found nothing, and what follows from that."""
+
+    why: str
+    state: TrialState = TrialState.FAILED
+
+
 class TrialProcess:
     """A process that makes one comparison, and the connection to it."""
 
@@ -68,18 +76,18 @@ class TrialProcess:
         with suppress(OSError):  # one that has ended at once has no result
             self._connection.send_bytes(TASK.dump_json(task))
 
-    def result(self, seconds: float) -> AttentionTrial | str:
+    def result(self, seconds: float) -> AttentionTrial | NoResult:
         """What it has found, or why there is nothing."""
         try:
             if not self._connection.poll(seconds):
-                return f"its process gave no result in {seconds:g} s"
+                return NoResult(f"its process gave no result in {seconds:g} s")
             received = self._connection.recv_bytes()
         except (EOFError, OSError):
             return self._how_it_ended()
         try:
             return RESULT.validate_json(received)
         except ValueError:
-            return "its process gave a result that cannot be read"
+            return NoResult("its process gave a result that cannot be read")
 
     def close(self) -> None:
         """End the process, whatever it does. One that the device does not let go is left alone."""
@@ -88,11 +96,14 @@ class TrialProcess:
             self._process.wait(_EXIT_SECONDS)
         self._connection.close()
 
-    def _how_it_ended(self) -> str:
+    def _how_it_ended(self) -> NoResult:
         try:
-            return f"its process ended: {ending(self._process.wait(_EXIT_SECONDS))}"
+            code = self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            return "its process fell silent"
+            return NoResult("its process fell silent")
+        # A system that lacks memory ends processes so.
+        state = TrialState.POSTPONED if code == -signal.SIGKILL else TrialState.FAILED
+        return NoResult(f"its process ended: {ending(code)}", state)
 
 
 Start: TypeAlias = Callable[[Task], TrialProcess]
@@ -120,7 +131,9 @@ class Trials:
         return self._record.find(self._key(kind))
 
     def result(self, kind: LayerKind, budget_bytes: int, report: Report) -> AttentionTrial:
-        """What is kept of a comparison, which is made if there was none. Raises RecordError."""
+        """What is kept of a comparison, which is made if there was none. One that was postponed is
+        not kept. Raises RecordError.
+        """
         found = self.known(kind)
         if found is not None and found.state is not TrialState.TRYING:
             return found
@@ -152,7 +165,10 @@ class Trials:
         except BaseException:  # such as Ctrl-C, which is no fault of the device
             record.remove(key)
             raise
-        record.write(key, made)
+        if made.state is TrialState.POSTPONED:
+            record.remove(key)
+        else:
+            record.write(key, made)
         return made
 
     def fail(self, kind: LayerKind, trial: AttentionTrial, why: str) -> None:
@@ -168,12 +184,14 @@ class Trials:
         try:
             process = self._start(task)
         except OSError as error:
-            return AttentionTrial(kind, TrialState.FAILED, one_line(error))
+            return AttentionTrial(kind, TrialState.POSTPONED, one_line(error))
         try:
             found = process.result(self._seconds)
         finally:
             process.close()
-        return AttentionTrial(kind, TrialState.FAILED, found) if isinstance(found, str) else found
+        if isinstance(found, NoResult):
+            return AttentionTrial(kind, found.state, found.why)
+        return found
 
     def _key(self, kind: LayerKind) -> TrialKey:
         return TrialKey(self._device, self._driver, self._mlx, self._source, kind)

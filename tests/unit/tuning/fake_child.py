@@ -20,6 +20,11 @@ def main(descriptor: str) -> None:
                 sys.exit(3)
             case "crashes":
                 os.kill(os.getpid(), signal.SIGSEGV)
+            case "is killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "has no memory":
+                lacking = {"kind": "a kind", "state": "postponed", "why": "out of memory"}
+                connection.send_bytes(json.dumps(lacking).encode())
             case "hangs":
                 time.sleep(600)
             case "babbles":

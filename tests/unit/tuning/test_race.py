@@ -18,6 +18,8 @@ from engine.values.attention import GATHER, TimedCell, TrialState, nearest_cell
 from engine.values.settings import KVFormat
 from tests.devices import cpu_attention
 
+NO_MEMORY = "[malloc] Unable to allocate 1099511627776 bytes."
+
 KIND = LayerKind(2, 4, 32, 32, "float32", "float32", KVFormat.FULL, 16, None, False, 1024)
 
 
@@ -225,10 +227,20 @@ def test_only_sizes_that_fit_into_memory_are_timed() -> None:
     assert [keys for _, keys in cells_of(replace(kind, longest=100), 1 << 40)] == [100] * 3
 
 
-def test_a_comparison_without_memory_has_failed() -> None:
+def test_a_comparison_without_memory_is_postponed() -> None:
     candidates = {GATHER: Attention(), "same": Wrong(lambda output: output)}
     found = compare(KIND, candidates, 0, 60.0)
     assert (found.state, found.why) == (
-        TrialState.FAILED,
-        "no memory or no time was left to compare",
+        TrialState.POSTPONED,
+        "too little memory is left to compare",
     )
+
+
+@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), RuntimeError(NO_MEMORY)])
+def test_an_attention_that_gets_no_memory_is_not_rejected(error: Exception) -> None:
+    def fail(output: mx.array) -> mx.array:
+        raise error
+
+    found = compare(KIND, {GATHER: Attention(), "large": Wrong(fail)}, 1 << 40, 60.0)
+    assert (found.state, found.why) == (TrialState.POSTPONED, str(error))
+    assert not found.rejected

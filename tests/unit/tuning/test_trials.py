@@ -101,7 +101,24 @@ def test_where_no_process_can_be_started_that_is_the_reason(counted: Counted) ->
 
     trials = Trials(counted.record, "", start)
     found = trials.result(KIND, BUDGET_BYTES, lambda line: None)
-    assert (found.state, found.why) == (TrialState.FAILED, "too many processes")
+    assert (found.state, found.why) == (TrialState.POSTPONED, "too many processes")
+    assert trials.known(KIND) is None
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("child", "why"),
+    [("is killed", "its process ended: SIGKILL"), ("has no memory", "out of memory")],
+)
+def test_what_lacked_memory_is_compared_at_the_next_start(
+    counted: Counted, child: str, why: str
+) -> None:
+    trials = Trials(counted.record, child, counted.start)
+    for n_tasks in (1, 2):
+        found = trials.result(KIND, BUDGET_BYTES, lambda line: None)
+        assert (found.state, found.why) == (TrialState.POSTPONED, why)
+        assert trials.known(KIND) is None
+        assert len(counted.tasks) == n_tasks
 
 
 def key_of(counted: Counted, source: str) -> TrialKey:
