@@ -140,7 +140,8 @@ class PooledModelInfo(BaseModel):
     )
     memory: ModelMemory | None = Field(
         description="What it takes while it is loaded: `workspace_bytes` are reserved for the "
-        "largest step, `process_bytes` are resident now, `total_bytes` are charged to the budget. "
+        "largest step, `events_bytes` for publishing KV events, `process_bytes` are resident now, "
+        "`total_bytes` are charged to the budget. "
         "Null while it is not loaded."
     )
     decode: str | None = Field(

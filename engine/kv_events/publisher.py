@@ -19,6 +19,7 @@ import zmq
 
 from engine.api import EngineStopped, ModelError
 from engine.kv_events.events import CLEARED, EVENT_TOKENS, PublishedBlocks, batches
+from engine.kv_events.memory import REPLAY_BYTES
 from engine.values.model import KVEventSource
 from engine.values.settings import KVEventsConfig
 from engine.values.stats import KVEventStats
@@ -28,9 +29,6 @@ from kvstore.tree import RadixTree
 logger = logging.getLogger(__name__)
 
 END_OF_REPLAY = b"\xff" * 8
-
-MOST_REPLAY_BYTES = 64 * 1024**2
-"""Limit of the batches that are kept for replays."""
 
 MOST_REPLAYS = 64
 """How many replays go on at a time. Further requests are not answered."""
@@ -107,7 +105,8 @@ class KVEventPublisher:
         self._numbers = count(time.time_ns() // 1000)  # a later engine numbers its batches higher
         self._sent = deque[tuple[int, bytes]]()
         self._sent_bytes = 0
-        self._buffer_steps = config.buffer_steps
+        # Nobody can request what is kept without an address for it.
+        self._buffer_steps = config.buffer_steps if config.replay_endpoint else 0
         self._needs_clear = True  # subscribers may know blocks that are no longer cached
         self._again: deque[int] | None = None  # blocks that are still to be published again
         self._again_due = False
@@ -291,7 +290,7 @@ class KVEventPublisher:
             self._stats.batches += 1
             self._sent.append((number, payload))
             self._sent_bytes += len(payload)
-            while len(self._sent) > self._buffer_steps or self._sent_bytes > MOST_REPLAY_BYTES:
+            while len(self._sent) > self._buffer_steps or self._sent_bytes > REPLAY_BYTES:
                 self._sent_bytes -= len(self._sent.popleft()[1])
                 self._needs_clear = True
 

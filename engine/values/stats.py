@@ -137,8 +137,8 @@ def readable_bytes(n_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """The memory that a model takes while it is loaded, in bytes. The first four fields are planned
-    before it is loaded, and do not change.
+    """The memory that a model takes while it is loaded, in bytes. The first four fields and the
+    last are planned before it is loaded, and do not change.
     """
 
     weights_bytes: int
@@ -149,6 +149,7 @@ class ModelMemory:
     workspace_bytes: int
     process_bytes: int  # resident memory of the process now; 0 before the model is loaded
     total_bytes: int  # charged to a memory budget: the plan's sum, or `process_bytes` if it is more
+    events_bytes: int = 0  # planned: published blocks and batches of KV events, if there are any
 
     @property
     def kept_bytes(self) -> int:
@@ -163,6 +164,7 @@ class ModelMemory:
             "KV cache": self.kv_bytes,
             "recurrent states": self.states_bytes,
             "computing": self.workspace_bytes,
+            "KV events": self.events_bytes,
         }
         return ", ".join(f"{name} {readable_bytes(size)}" for name, size in parts.items() if size)
 

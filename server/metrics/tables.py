@@ -245,12 +245,14 @@ ENGINE: tuple[Row[EngineStats], ...] = (
     ),
     Gauge(
         "rootstock_planned_memory_bytes{part}",
-        "Bytes planned at load: weights, kv, states, and workspace for the largest step.",
+        "Bytes planned at load: weights, kv, states, workspace for the largest step, and events: "
+        "what publishing KV events keeps.",
         lambda s: [
             ("weights", s.memory.model.weights_bytes),
             ("kv", s.memory.model.kv_bytes),
             ("states", s.memory.model.states_bytes),
             ("workspace", s.memory.model.workspace_bytes),
+            ("events", s.memory.model.events_bytes),
         ],
     ),
 )

@@ -186,14 +186,15 @@ def listing(heads: Sequence[str], rows: Sequence[Sequence[str]], cell: Cell = fo
     return table
 
 
-MEMORY_HEADS = ("memory", "weights", "KV", "states", "workspace", "process", "in all")
+MEMORY_HEADS = ("memory", "weights", "KV", "states", "workspace", "events", "process", "in all")
 
 
 def memory_listing(models: Sequence[tuple[str, ModelMemory]]) -> Table:
-    """The parts of each model's memory: four as planned, then the memory of its process, if it has
+    """The parts of each model's memory: five as planned, then the memory of its process, if it has
     one, and the bytes charged to a budget.
     """
-    parts = attrgetter("weights_bytes", "kv_bytes", "states_bytes", "workspace_bytes")
+    planned = "weights_bytes", "kv_bytes", "states_bytes", "workspace_bytes", "events_bytes"
+    parts = attrgetter(*planned)
     rows = []
     for name, memory in models:
         sizes = (*parts(memory), memory.process_bytes, memory.total_bytes)

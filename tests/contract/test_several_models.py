@@ -104,6 +104,7 @@ def test_a_model_has_memory_by_parts_while_it_is_loaded_and_none_before(serve: S
         "weights_bytes": 20 * MIB,
         "kv_bytes": 50 * MIB,
         "states_bytes": 0,
+        "events_bytes": 0,
         "workspace_bytes": 330 * MIB,
         "process_bytes": 0,
         "total_bytes": 400 * MIB,

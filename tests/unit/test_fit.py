@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from pydantic import ByteSize, TypeAdapter
 
 from engine.api import ModelError
+from engine.kv_events.memory import REPLAY_BYTES, published_block_bytes
 from engine.mlx_backend import assembly, host
 from engine.mlx_backend.blas import Blas
+from engine.mlx_backend.gpu.paged import PagedAttention, as_it_is
 from engine.mlx_backend.host import FusedAttention, Machine
 from engine.mlx_backend.kv.layout import KVCacheSpec, Layout
 from engine.mlx_backend.kv.shape import LayerShape
@@ -27,8 +29,10 @@ from engine.mlx_backend.loading.workspace import (
     attention_workspace,
 )
 from engine.mlx_backend.model.attention import Attention
+from engine.mlx_backend.tuning.chosen import ChosenAttention
+from engine.values.attention import GATHER, TimedCell
 from engine.values.settings import EngineConfig
-from engine.values.stats import ModelMemory
+from engine.values.stats import ModelMemory, readable_bytes
 from kvstore.sizes import StateCounts
 from kvstore.window import lease_slots
 from tests.checkpoints import FAMILIES, SHALLOW, write_family
@@ -269,6 +273,68 @@ def test_the_check_at_load_needs_memory_beside_the_weights_alone() -> None:
     """It ends before storage is allocated."""
     assert replace(PLAN, check_bytes=20 * GIB).sizes == PLAN.sizes
     assert "at least 25.0 GiB" in refusal(replace(PLAN, check_bytes=21 * GIB))
+
+
+SMALL_BLOCKS = Footprint(block_bytes=4 * KIB)
+"""So small that what is kept of a published block counts."""
+
+
+def publishing(plan: MemoryPlan) -> MemoryPlan:
+    config = replace(plan.config, kv_events="5557", kv_events_replay="5558")
+    return replace(plan, config=config)
+
+
+@given(left_bytes=st.integers(6 * GIB, 200 * GIB), kv_bytes=st.none() | st.integers(GIB, 9 * GIB))
+def test_what_kv_events_keep_is_planned(left_bytes: int, kv_bytes: int | None) -> None:
+    silent = with_memory(replace(PLAN, footprint=SMALL_BLOCKS), left_bytes)
+    plan = publishing(silent)
+    plan = replace(plan, config=replace(plan.config, kv_cache_bytes=kv_bytes))
+    try:
+        memory = plan.memory
+    except ModelError:
+        return
+    kept = memory.events_bytes - REPLAY_BYTES
+    assert kept == plan.sizes.n_blocks * published_block_bytes(CONFIG.block_size)
+    assert memory.total_bytes <= left_bytes
+    assert f"KV events {readable_bytes(memory.events_bytes)}" in memory.words
+    assert silent.memory.events_bytes == 0
+
+
+def test_the_largest_cache_leaves_room_for_what_kv_events_keep() -> None:
+    plan = publishing(replace(PLAN, footprint=SMALL_BLOCKS))
+    too_large = configured(plan, kv_cache_bytes=900 * GIB)
+    assert "KV events 64 MiB and for each block 704 bytes, and computing" in refusal(too_large)
+    fits = configured(plan, kv_cache_bytes=most_of(too_large, " would"))
+    assert fits.memory.total_bytes <= MACHINE.most_bytes
+    assert fits.memory.kv_bytes < ROOM_BYTES - fits.memory.events_bytes
+    no_replays = replace(fits, config=replace(fits.config, kv_events_replay=None))
+    assert fits.memory.events_bytes - no_replays.memory.events_bytes == REPLAY_BYTES
+    no_cache = configured(fits, prefix_cache=False)
+    assert no_cache.memory.events_bytes == 0, "nothing is published"
+
+
+def test_the_partial_results_of_attention_in_place_are_planned() -> None:
+    """Where they are more than what is gathered: many drafts of long rows."""
+    layers = (KVCacheSpec(LayerShape(8, 128, 128, mx.bfloat16, mx.bfloat16)),) * 36
+    layout, config = Layout(layers, mx.bfloat16, 151_936), EngineConfig(model="")
+    gather = Attention()
+    paged = PagedAttention(gather, as_it_is)
+    times = [TimedCell(1, 1, {"paged": 0.0})]
+    chosen = ChosenAttention({GATHER: gather, "paged": paged}, {None: times}, config.block_size)
+
+    def taken(attention: Attention, query_heads: int, longest: int) -> int:
+        fused = FusedAttention.METAL
+        space = attention_workspace(config, layout, 16 * GIB, query_heads, attention, fused)
+        return space.bytes(longest)
+
+    for query_heads, longest in ((32, 8192), (64, CONTEXT_8B)):
+        n_tokens = 16 * config.max_running
+        partials = n_tokens * query_heads * longest // (64 * config.block_size)
+        least = partials * (128 + 2) * 4
+        assert taken(paged, query_heads, longest) >= max(least, taken(gather, query_heads, longest))
+        assert taken(chosen, query_heads, longest) == taken(paged, query_heads, longest)
+    assert taken(paged, 64, CONTEXT_8B) > taken(gather, 64, CONTEXT_8B) + GIB // 4
+    assert taken(paged, 32, 8192) == taken(gather, 32, 8192)
 
 
 CONTEXT_8B = 131_072

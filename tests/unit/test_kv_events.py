@@ -229,8 +229,11 @@ class TestSubscribers:
                     subscriber.receive_until({*published.expected})
                     assert subscriber.cached.blocks == published.expected
 
-    def test_one_that_was_away_forgets_what_it_was_not_told(self) -> None:
-        with publishing(buffer_steps=4) as published:
+    @pytest.mark.parametrize("config", [{"buffer_steps": 4}, {"replay_endpoint": ""}], ids=str)
+    def test_one_that_was_away_forgets_what_it_was_not_told(
+        self, config: dict[str, int | str]
+    ) -> None:
+        with publishing(**config) as published:  # type: ignore[arg-type]
             published.serve(A, B)
             with Subscriber(published.endpoint) as first:
                 first.receive_until({*published.expected})

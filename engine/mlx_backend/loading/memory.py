@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from engine.api import ModelError
+from engine.kv_events.memory import REPLAY_BYTES, published_block_bytes
 from engine.mlx_backend.host import Machine
 from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.kv.shape import block_bytes
 from engine.mlx_backend.kv.states import StateBytes
 from engine.mlx_backend.loading.workspace import AttentionWorkspace
-from engine.values.settings import EngineConfig
+from engine.values.settings import EngineConfig, KVEventsConfig
 from engine.values.stats import ModelMemory, readable_bytes
 from kvstore.pool import blocks_for
 from kvstore.sizes import (
@@ -197,7 +198,11 @@ class MemoryPlan:
     def _memory(self, kv_bytes: int, states_bytes: int, longest: int) -> ModelMemory:
         """What the engine takes with this storage and sequences of at most `longest` tokens."""
         parts = self.weight_bytes, kv_bytes, states_bytes, self._computing_bytes(longest)
-        return ModelMemory(*parts, process_bytes=0, total_bytes=sum(parts))
+        events_bytes = self._replay_bytes
+        if block_bytes := self.footprint.block_bytes:
+            events_bytes += kv_bytes // block_bytes * self._published_block_bytes
+        total_bytes = sum(parts) + events_bytes
+        return ModelMemory(*parts, 0, total_bytes, events_bytes)
 
     @property
     def step_bytes(self) -> int:
@@ -224,7 +229,8 @@ class MemoryPlan:
         windows = [window for window, _ in self.footprint.windows]
         sizes = rehearsal_sizes(windows, self.footprint.state is not None)
         stored, state = self.footprint.storage_bytes(sizes), self.footprint.state
-        workspace = replace(self.workspace, rows=REHEARSAL_ROWS, tokens=REHEARSAL_ROWS)
+        rows = REHEARSAL_ROWS
+        workspace = replace(self.workspace, rows=rows, tokens=rows, in_place_tokens=rows)
         return (
             2 * (stored.arenas + stored.states)
             + (0 if state is None else REHEARSAL_ROWS * state.replaced)
@@ -270,8 +276,24 @@ class MemoryPlan:
 
     @property
     def _room_bytes(self) -> int:
-        """The most for storage and computing."""
-        return self.machine.most_bytes - self.weight_bytes
+        """The most for storage, computing and published blocks."""
+        return self.machine.most_bytes - self.weight_bytes - self._replay_bytes
+
+    @property
+    def _replay_bytes(self) -> int:
+        """The most of what is kept of KV events, apart from published blocks."""
+        events = self._events
+        return REPLAY_BYTES if events is not None and events.replay_endpoint else 0
+
+    @property
+    def _published_block_bytes(self) -> int:
+        """What a block takes where KV events are published, in addition to its storage."""
+        return 0 if self._events is None else published_block_bytes(self.config.block_size)
+
+    @cached_property
+    def _events(self) -> KVEventsConfig | None:
+        """How KV events are published; None if they are not."""
+        return self.config.kv_events_config if self.config.prefix_cache else None
 
     @property
     def _running_bytes(self) -> int:
@@ -291,7 +313,8 @@ class MemoryPlan:
         bytes for KV, but no more than are useful.
         """
         config, running_bytes = self.config, self._running_bytes
-        left_bytes = self.machine.left_bytes - self.weight_bytes - self._computing_bytes(0)
+        taken_bytes = self.weight_bytes + self._replay_bytes + self._computing_bytes(0)
+        left_bytes = self.machine.left_bytes - taken_bytes
         share_bytes = int(max(left_bytes, 0) * self.machine.kv_share)
         if running_bytes > share_bytes:
             raise ModelError(
@@ -317,13 +340,16 @@ class MemoryPlan:
         sequence, which is no longer than the cache.
         """
         block_bytes, block_size = self.footprint.block_bytes, self.config.block_size
+        taken_bytes = block_bytes + self._published_block_bytes
         for_longest = room_bytes - self._computing_bytes(self.context_tokens)
         longest_blocks = blocks_for(self.context_tokens, block_size)
-        if not block_bytes or for_longest >= longest_blocks * block_bytes:
+        if not block_bytes:
             return for_longest
+        if for_longest >= longest_blocks * taken_bytes:
+            return for_longest * block_bytes // taken_bytes
 
         def total_bytes(n_blocks: int) -> int:
-            return n_blocks * block_bytes + self._computing_bytes(n_blocks * block_size)
+            return n_blocks * taken_bytes + self._computing_bytes(n_blocks * block_size)
 
         return (bisect_right(range(longest_blocks), room_bytes, key=total_bytes) - 1) * block_bytes
 
@@ -391,9 +417,14 @@ class MemoryPlan:
             max(self._computing_bytes(longest), self.check_bytes) for longest in (0, tokens)
         )
         whose = "memory_budget" if self._is_budgeted else "free memory"
+        events = ""
+        if self._published_block_bytes:
+            events = f", KV events {readable_bytes(self._replay_bytes)} and for each block "
+            events += f"{self._published_block_bytes} bytes,"
         return (
             f"of {readable_bytes(self.machine.most_bytes)} of {whose} the weights take "
-            f"{readable_bytes(self.weight_bytes)} and computing takes {readable_bytes(least)}, "
+            f"{readable_bytes(self.weight_bytes)}{events} and computing takes "
+            f"{readable_bytes(least)}, "
             f"{readable_bytes(most)} with a sequence of {tokens:,} tokens"
         )
 

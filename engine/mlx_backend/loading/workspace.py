@@ -1,6 +1,7 @@
 """The memory that attention takes while a forward is computed."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
@@ -43,6 +44,9 @@ class AttentionWorkspace:
     masked_bytes: int = 0  # in addition, of a pair whose mask is an array, in a window
     window_keys: int = 0  # of one row in the layers with the longest window
     selected_bytes: int = 0  # that sparse attention copies for each new token
+    # Partial results of attention in place, by the tokens of a forward and of its longest row.
+    partial_bytes: Callable[[int, int], int] = field(default=lambda *of: 0, compare=False)
+    in_place_tokens: int = 0  # of a forward whose rows read their blocks in place, padding included
 
     def forward_keys(self, longest: int) -> int:
         """The most keys that a forward reads: its rows times the keys of its longest row.
@@ -53,20 +57,22 @@ class AttentionWorkspace:
         return min(self.rows * longest, max(longest, affordable))
 
     def bytes(self, longest: int) -> int:
-        """The most that one forward takes: the K and V that it gathers, scores and masks.
+        """The most that one forward takes: the K and V that it gathers, scores and masks; or the
+        partial results of attention in place, if they are more.
 
         Scores count once, because softmax and mask write where they read. Tiles do not reduce them,
         because MLX computes the scores of many tiles before it attends to the first.
         """
         keys, pairs = self.forward_keys(longest), self.tokens * longest
         in_windows = self.tokens * min(longest, self.window_keys) * self.masked_bytes
-        return (
+        gathered = (
             self.copies * keys * self.key_bytes
             + pairs * self.pair_bytes
             + min(self.short_tokens * keys, pairs) * self.short_bytes
             + in_windows
             + self.tokens * self.selected_bytes
         )
+        return max(gathered, self.partial_bytes(self.in_place_tokens, longest))
 
 
 def attention_workspace(
@@ -106,6 +112,12 @@ def attention_workspace(
         # Of a mask there are two arrays in half precision.
         pair_bytes, short_bytes, masked_bytes = _MASK_BYTES, scores_bytes, scores_bytes
         short_tokens = 1
+
+    def partial_bytes(n_tokens: int, longest: int) -> int:
+        of = config.block_size, n_tokens, longest
+        shapes = dict.fromkeys(layers)
+        return max((attention.partial_bytes(each, query_heads, *of) for each in shapes), default=0)
+
     window_slots = (
         lease_slots(window, config.block_size, config.step_tokens) for window in layout.windows
     )
@@ -121,4 +133,9 @@ def attention_workspace(
         masked_bytes=masked_bytes,
         window_keys=config.block_size * max(window_slots, default=0),
         selected_bytes=layout.selected_bytes,
+        partial_bytes=partial_bytes,
+        # Rows are padded by no more tokens than cost as much as another forward.
+        in_place_tokens=min(
+            attention.in_place_tokens * config.max_running, config.step_tokens + FORWARD_TOKENS
+        ),
     )

@@ -70,9 +70,10 @@ function Memory({ model: { needed_bytes, memory } }) {
 }
 
 /** "weights 1.1 GiB, KV 0.8 GiB, reserved for steps 0.3 GiB; the process has 1.4 GiB now" */
-function partsOf({ weights_bytes, kv_bytes, states_bytes, workspace_bytes, process_bytes }) {
+function partsOf({ weights_bytes, kv_bytes, states_bytes, workspace_bytes, events_bytes,
+                   process_bytes }) {
   const parts = [["weights", weights_bytes], ["KV", kv_bytes], ["recurrent states", states_bytes],
-                 ["reserved for steps", workspace_bytes]];
+                 ["reserved for steps", workspace_bytes], ["KV events", events_bytes]];
   const shown = parts.filter(([, size]) => size > 0).map(([name, size]) => `${name} ${bytes(size)}`);
   return `${shown.join(", ")}; the process has ${bytes(process_bytes)} now`;
 }

@@ -260,7 +260,7 @@ REPORT = MachineReport(
         model_context_tokens=131_072,
         max_context_tokens=4_096,
     ),
-    memory=ModelMemory(2**29, 2**30, 0, 2**28 + 2**27, 0, 2**30 + 2**29 + 2**28 + 2**27),
+    memory=ModelMemory(2**29, 2**30, 0, 2**28 + 2**27, 0, 2**30 + 2**29 + 2**28 + 2**27, 2**26),
 )
 
 
@@ -281,8 +281,10 @@ def test_doctor_says_what_the_budget_comes_to() -> None:
     lines = console.export_text().splitlines()
     assert any("holds 123,456 tokens, q8" in line for line in lines)
     heads, sizes = (line.split() for line in lines[-2:])
-    assert heads == ["memory", "weights", "KV", "states", "workspace", "process", "in", "all"]
-    assert " ".join(sizes) == "tiny 512 MiB 1.0 GiB - 384 MiB - 1.9 GiB"
+    assert heads == [
+        *("memory", "weights", "KV", "states", "workspace", "events", "process", "in", "all")
+    ]
+    assert " ".join(sizes) == "tiny 512 MiB 1.0 GiB - 384 MiB 64 MiB - 1.9 GiB"
     assert any("4,096 tokens of the model's 131,072" in line for line in lines)
     assert not any("problem" in line or "advice" in line for line in lines)
 
