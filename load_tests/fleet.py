@@ -23,7 +23,7 @@ ROUTER = Path(__file__).parents[1] / ".clients/vllm_router/bin/vllm-router"
 POLICIES = ("round_robin", "cache_aware", "consistent_hash", "kv_aware")
 WORDS = ("the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "they")
 
-CONVERSATIONS, TURNS = 6, 6
+CONVERSATIONS, TURNS = 7, 6  # an even number would be sticky by round robin over two daemons
 AGENTS, REQUESTS = 8, 4
 
 
