@@ -31,7 +31,7 @@ from load_tests.fleet import BLOCK_SIZE, MODEL
 from load_tests.processes import free_port, running
 
 STREAMS, TOKENS = 8, 200
-CACHED_BLOCKS = 4000
+CACHED_BLOCKS = 1000
 CACHE = "256MiB"
 
 
