@@ -13,8 +13,10 @@ runs."""
 MAX_DIGITS = 511
 """Of one number. Python takes quadratic time to write a long one."""
 
+DIGITS_BYTES = (MAX_DIGITS + 1) // 2
+"""A longer number fills a whole block of so many bytes, wherever it begins."""
+
 _CHUNK_BYTES = 1 << 20
-_BLOCK_BYTES = (MAX_DIGITS + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +49,6 @@ def check_json_size(*texts: bytes) -> None:
         raise ValueError(f"has too many parts: at most {MAX_ITEMS} items of lists")
 
 
-def has_many_digits(text: bytes) -> bool:
-    """Whether there may be a number of more than MAX_DIGITS digits: such a number fills a whole
-    block of half as many bytes. Linear, whatever the text: a block ends at its first other byte.
-    """
-    return any(
-        text[start : start + _BLOCK_BYTES].isdigit() for start in range(0, len(text), _BLOCK_BYTES)
-    )
-
-
 PARTS = (b"{", b"[", b":", b",")
 """What nodes and items begin or end with. Within texts they are none: their number is a bound."""
 
@@ -81,8 +74,8 @@ def json_size(text: bytes) -> JsonSize:
         nodes += int(np.count_nonzero(starts & outside))
         commas += int(np.count_nonzero((characters == ord(",")) & outside))
         digits = (characters >= ord("0")) & (characters <= ord("9")) & outside
-        whole = len(digits) - len(digits) % _BLOCK_BYTES
-        has_long_number |= bool(digits[:whole].reshape(-1, _BLOCK_BYTES).all(axis=1).any())
+        whole = len(digits) - len(digits) % DIGITS_BYTES
+        has_long_number |= bool(digits[:whole].reshape(-1, DIGITS_BYTES).all(axis=1).any())
     return JsonSize(nodes, commas, has_long_number)
 
 

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive
 
 from server.errors import ApiError, ClientDisconnected, invalid, invalid_field
 from server.fairness import Reservation
-from server.json_size import PARTS, check_json_size, has_many_digits, whole_characters
+from server.json_size import DIGITS_BYTES, PARTS, check_json_size, whole_characters
 
 LIGHT_BYTES = 256 * 1024
 LIGHT_PARTS = 8192
@@ -131,7 +131,7 @@ def is_light(body: bytes) -> bool:
     """Whether it takes less than a millisecond to read the head of the body, whatever it says. Its
     size need not be checked.
     """
-    return _has_at_most(body, LIGHT_BYTES, LIGHT_PARTS) and not has_many_digits(body)
+    return _has_at_most(body, LIGHT_BYTES, LIGHT_PARTS) and not _has_many_digits(body)
 
 
 def is_quick(body: bytes) -> bool:
@@ -141,6 +141,14 @@ def is_quick(body: bytes) -> bool:
 
 def _has_at_most(body: bytes, n_bytes: int, n_parts: int) -> bool:
     return len(body) <= n_bytes and sum(map(body.count, PARTS)) <= n_parts
+
+
+def _has_many_digits(body: bytes) -> bool:
+    """Whether a number may be too long to be read. Linear, whatever the body: a block ends at its
+    first other byte.
+    """
+    starts = range(0, len(body), DIGITS_BYTES)
+    return any(body[start : start + DIGITS_BYTES].isdigit() for start in starts)
 
 
 def read_head(body: bytes) -> Head | None:

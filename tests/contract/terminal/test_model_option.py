@@ -93,7 +93,7 @@ def test_ps_has_the_memory_of_loaded_models_alone(url: str) -> None:
         *(["model", "state"], ["one", "ready"], ["two", "unloaded"], ["three", "unloaded"])
     ]
     assert [line[0] for line in lines[8:]] == ["memory", "one"]
-    assert " ".join(lines[9]) == "one 20 MiB 50 MiB - 330 MiB - 400 MiB"
+    assert " ".join(lines[9]) == "one 20 MiB 50 MiB - 330 MiB - - 400 MiB"
 
 
 LOOKS = [("cache", "stats"), ("top",)]
