@@ -23,11 +23,14 @@ from engine.mlx_backend.loading.compiler import (
 REAL = os.environ.get(REAL_COMPILER) or which("g++")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="no header is precompiled")
 
-WORKS = """
-while [ "$#" -gt 1 ]; do shift; [ "$1" = -o ] && echo "precompiled" > "$2"; done
-cat > /dev/null
+WRITES = """
+while [ "$#" -gt 1 ]; do shift; [ "$1" = -o ] && output="$2"; done
+[ -z "$output" ] || echo "precompiled" > "$output"
 """
-"""Writes what it is to write."""
+"""Writes what it is to write: as g++ does, at the last place that it is given."""
+
+WORKS = f"{WRITES}cat > /dev/null\n"
+"""Reads its input, too."""
 
 
 @pytest.fixture(autouse=True)
@@ -179,16 +182,57 @@ def test_a_compiler_that_works(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @linux
 def test_kernels_are_built_for_the_processor(programs: Path, tmp_path: Path) -> None:
-    """MLX's command, with the flags behind it. Each processor has kernels of its own."""
-    install(programs, "")
+    """MLX's command, with the flags after it. Each processor has kernels of its own."""
+    install(programs, WRITES)
     environment = {"PATH": f"{programs}{os.pathsep}/bin"}
     build_natively(environment, tmp_path / "kernels")
     (own,) = (tmp_path / "kernels").iterdir()
     assert environment["TMPDIR"] == str(own)
     (programs / "calls").unlink()
-    subprocess.run("g++ -O3 kernel.cpp -o kernel.so", shell=True, check=True, env=environment)
-    called = (programs / "calls").read_text().strip()
-    assert called == f"-O3 kernel.cpp -o kernel.so {' '.join(PROCESSOR_FLAGS)}"
+    command = "g++ -O3 kernel.cpp -o kernel.so"
+    subprocess.run(command, shell=True, check=True, env=environment, cwd=tmp_path)
+    called = (programs / "calls").read_text()
+    assert called.startswith(f"-O3 kernel.cpp -o kernel.so {' '.join(PROCESSOR_FLAGS)} -o ")
+
+
+@linux
+def test_a_kernel_gets_its_name_when_it_is_complete(programs: Path, tmp_path: Path) -> None:
+    """Another engine would load half of one; and one that was cut off would stay, in a home."""
+    install(programs, f"{WRITES}ls {tmp_path} > {tmp_path}/meanwhile")
+    environment = {"PATH": f"{programs}{os.pathsep}/bin"}
+    build_natively(environment, tmp_path / "kernels")
+    command = "g++ kernel.cpp -o kernel.so"
+    subprocess.run(command, shell=True, check=True, env=environment, cwd=tmp_path)
+    assert "kernel.so\n" not in (tmp_path / "meanwhile").read_text()
+    assert (tmp_path / "kernel.so").read_text() == "precompiled\n"
+    install(programs, f"{WRITES}echo no >&2; exit 3")
+    command = "g++ other.cpp -o other.so"
+    done = subprocess.run(
+        command, shell=True, capture_output=True, check=False, env=environment, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (3, b"no\n")
+    assert not list(tmp_path.glob("other*"))
+
+
+@linux
+@pytest.mark.parametrize("output", ["kernel.so", "kernel.gch"])
+def test_a_compiler_that_looks_for_the_next_one_finds_it(
+    programs: Path, tmp_path: Path, output: str
+) -> None:
+    """ccache's g++ does. If it found the engine's script, the two would call each other."""
+    real = tmp_path / "real folder"
+    real.mkdir()
+    (real / "g++").write_text(f'#!/bin/sh\necho "$*" >> "{real}/calls"\n{WRITES}')
+    (real / "g++").chmod(0o755)
+    install(programs, f'PATH="${{PATH#{programs}:}}"; exec g++ "$@"')
+    before = os.pathsep.join([str(programs), str(real), "/bin"])
+    environment = {"PATH": before}
+    build_natively(environment, tmp_path / "the kernels")
+    assert environment["PATH"] == os.pathsep.join([environment["TMPDIR"] + "/bin", before])
+    command = f"timeout 5 g++ kernel.cpp -o {output}"
+    subprocess.run(command, shell=True, check=True, env=environment, cwd=tmp_path)
+    assert len((real / "calls").read_text().splitlines()) == 2
+    assert (tmp_path / output).exists()
 
 
 @linux
@@ -208,6 +252,21 @@ def test_processors_have_kernels_of_their_own(
 
 
 @linux
+def test_c_libraries_have_kernels_of_their_own(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers may share a home, and a kernel that needs a newer library cannot be loaded."""
+    install(programs, "")
+    folders = set[str]()
+    for version in ("glibc 2.36", "glibc 2.41"):
+        monkeypatch.setattr(os, "confstr", lambda name, version=version: version)
+        environment = {"PATH": str(programs)}
+        build_natively(environment, tmp_path / "kernels")
+        folders.add(environment["TMPDIR"])
+    assert len(folders) == 2
+
+
+@linux
 @pytest.mark.parametrize("script", ["", 'case "$*" in *native*) exit 1;; esac'])
 def test_where_kernels_cannot_be_built_for_the_processor_mlx_is_left_alone(
     programs: Path, tmp_path: Path, script: str
@@ -218,7 +277,6 @@ def test_where_kernels_cannot_be_built_for_the_processor_mlx_is_left_alone(
     environment = {"PATH": str(programs)}
     build_natively(environment, tmp_path / "kernels")
     assert environment == {"PATH": str(programs)}
-    assert not (tmp_path / "kernels").exists()
 
 
 @linux
@@ -230,6 +288,20 @@ def test_a_home_that_cannot_be_written_to(
     monkeypatch.delenv(REAL_COMPILER)
     (tmp_path / "home").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    before = dict(os.environ)
+    assert Compiler().problem() == ""
+    assert dict(os.environ) == before
+
+
+@linux
+def test_a_home_in_which_nothing_may_be_executed(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a script may not run, no kernel could be loaded."""
+    install(programs, WORKS)
+    monkeypatch.delenv(REAL_COMPILER)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(Path, "chmod", lambda path, mode: None)
     before = dict(os.environ)
     assert Compiler().problem() == ""
     assert dict(os.environ) == before

@@ -6,7 +6,7 @@ folder for temporary files. The step that needs a kernel waits for it.
 g++ is not told for which processor, so on x86-64 it builds for the oldest: without AVX, and with a
 call of the C library for each fused multiply-add, of which `exp` has several. On Linux the engine
 therefore has a g++ of its own, a script that adds `PROCESSOR_FLAGS`, and a folder of its own for
-kernels, named after the processor. What they compute is equal to the last bit.
+kernels, named after the processor and the C library. What they compute is equal to the last bit.
 
 Most of g++'s work is a header of MLX that each kernel includes. g++ looks for a precompiled one
 next to the kernel's source first, so one is built there: a kernel then takes 0.2 s of a core in
@@ -15,6 +15,7 @@ place of 0.9, and the header 2.7 s, once (two x86 cores, g++ 12).
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -51,7 +52,18 @@ REAL_COMPILER = "MLX_REAL_GXX"
 
 _SCRIPT = f"""#!/bin/sh
 # MLX builds its kernels with this g++: for this machine's processor.
-exec "${REAL_COMPILER}" "$@" {{}}
+programs={{programs}}
+PATH="${{{{PATH#"$programs":}}}}"  # the real one may be ccache, which looks for the next g++
+for output; do :; done
+case "$output" in
+*.so)  # gets its name when it is complete: other engines load it, and this one may be killed
+    part="$output.$$"
+    "${REAL_COMPILER}" "$@" {{flags}} -o "$part" && exec mv -f "$part" "$output"
+    status=$?
+    rm -f "$part"
+    exit "$status";;
+esac
+exec "${REAL_COMPILER}" "$@" {{flags}}
 """
 
 _PROCESSOR = "model name", "flags", "CPU implementer", "CPU part", "Features"
@@ -130,31 +142,36 @@ def kernel_folder() -> Path:
 def build_natively(environment: MutableMapping[str, str], folder: Path) -> None:
     """Have MLX build kernels for this processor and keep them in a folder within this one: `TMPDIR`
     and `PATH` say so. Without a g++ that takes the flags the environment stays as it is. Raises
-    OSError where the folder cannot be used.
+    OSError where the folder cannot be used, or no program in it may be executed.
     """
     found = shutil.which("g++", path=environment.get("PATH"))
     if found is None:
         return
-    command = [found, *PROCESSOR_FLAGS, "-fsyntax-only", "-x", "c++", os.devnull]
-    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        return
     digest = hashlib.blake2b(digest_size=8)
-    for part in (*_processor(Path("/proc/cpuinfo").read_text()), *PROCESSOR_FLAGS):
+    # A home may be shared with machines and containers whose processor or C library is older.
+    processor = _processor(Path("/proc/cpuinfo").read_text())
+    for part in (*processor, *PROCESSOR_FLAGS, os.confstr("CS_GNU_LIBC_VERSION")):
         digest.update(f"{part}\n".encode())
     own = folder / digest.hexdigest()
     programs = own / "bin"
     programs.mkdir(parents=True, exist_ok=True)
-    script = _SCRIPT.format(" ".join(PROCESSOR_FLAGS))
+    script = _SCRIPT.format(programs=shlex.quote(str(programs)), flags=" ".join(PROCESSOR_FLAGS))
     program = programs / "g++"
     if not program.exists() or program.read_text() != script:
         written = programs / f"g++.{os.getpid()}"
         written.write_text(script)
         written.chmod(0o755)
         written.replace(program)
-    tempfile.gettempdir()  # Python's own temporary files stay where they are
-    environment[REAL_COMPILER] = found
-    environment["PATH"] = os.pathsep.join([str(programs), environment.get("PATH", "")])
-    environment["TMPDIR"] = str(own)
+    changes = {
+        REAL_COMPILER: found,
+        "PATH": os.pathsep.join([str(programs), environment.get("PATH", "")]),
+        "TMPDIR": str(own),
+    }
+    command = [str(program), "-fsyntax-only", "-x", "c++", os.devnull]
+    done = subprocess.run(command, capture_output=True, check=False, env={**environment, **changes})
+    if done.returncode == 0:
+        tempfile.gettempdir()  # Python's own temporary files stay where they are
+        environment.update(changes)
 
 
 def _processor(cpuinfo: str) -> list[str]:
