@@ -194,8 +194,8 @@ class Writer:
             continue
 
     def _evict(self, extent: CatalogExtent | None) -> bool:
-        """Remove what is coldest. False where there is nothing, or where that was used after this
-        extent, as all that it hangs from was.
+        """Remove what is coldest. False where there is nothing, where its file cannot be deleted,
+        or where it was used after this extent, as all that it hangs from was.
         """
         if (cold := self._space.coldest()) is None:
             return False
@@ -212,7 +212,7 @@ class Writer:
             self._counters.evicted_entries += n_evicted
             logger.debug("disk cache: %d blocks were evicted", n_evicted)
         self._delete()
-        return True
+        return cold.name not in self._undeleted
 
     def _notice_evictions(self) -> None:
         """Other processes, or people, may have removed files."""

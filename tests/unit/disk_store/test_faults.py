@@ -10,12 +10,13 @@ import pytest
 
 from kvstore.disk.extent import DamagedHeader, OsFiles, read_header
 from kvstore.disk.store import DiskStore
-from kvstore.disk.types import Buffer, DiskError, Fault, ReadFailure
+from kvstore.disk.types import MIB, Buffer, DiskError, Fault, ReadFailure
 from tests.disk_store_harness import (
     LIMITS,
     PATIENCE,
     Chain,
     FaultyFiles,
+    allocated,
     extent_files,
     flip,
     offer,
@@ -176,6 +177,20 @@ def test_what_could_not_be_deleted_is_tried_again(
     tier.upkeep()
     assert tier.flush(PATIENCE)
     assert extent_files(tmp_path) == []
+
+
+def test_where_nothing_can_be_deleted_little_is_evicted(
+    tmp_path: Path, tier: DiskStore, files: FaultyFiles
+) -> None:
+    """It would make no room, and what is stored can still be read."""
+    stored(tier, CHAIN.extent())
+    files.capacity = allocated(tmp_path) + MIB
+    files.fail("remove", errno.EROFS)
+    offer(tier, Chain("two", 5).extent())
+    assert tier.flush(PATIENCE)
+    assert tier.known(CHAIN.names) == 15
+    assert tier.stats().counters.evicted_entries == 5
+    assert read(tier, CHAIN.names[:15])[1] is None
 
 
 def test_what_was_cleared_while_it_was_written_is_deleted_when_it_can_be(
