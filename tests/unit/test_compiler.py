@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from shutil import which
 
@@ -193,6 +194,22 @@ def test_kernels_are_built_for_the_processor(programs: Path, tmp_path: Path) -> 
     subprocess.run(command, shell=True, check=True, env=environment, cwd=tmp_path)
     called = (programs / "calls").read_text()
     assert called.startswith(f"-O3 kernel.cpp -o kernel.so {' '.join(PROCESSOR_FLAGS)} -o ")
+
+
+@linux
+def test_temporary_files_of_the_compiler_stay_where_they_are(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home may be slow, and nobody removes what a compiler that was killed has left there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "chosen"))
+    install(programs, f'echo "$TMPDIR" > {programs}/temporary')
+    environment = {"PATH": f"{programs}{os.pathsep}/bin"}
+    build_natively(environment, tmp_path / "kernels")
+    for output in ("kernel.so", "kernel.gch"):
+        (programs / "temporary").unlink()
+        command = f"g++ kernel.cpp -o {output}"
+        subprocess.run(command, shell=True, check=False, env=environment, cwd=tmp_path)
+        assert (programs / "temporary").read_text() == f"{tmp_path}/chosen\n"
 
 
 @linux

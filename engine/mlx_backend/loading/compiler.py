@@ -50,10 +50,14 @@ its range, is undefined.
 REAL_COMPILER = "MLX_REAL_GXX"
 """The environment variable with the path of the g++ that the script runs."""
 
+REAL_TEMPORARY = "MLX_REAL_TMPDIR"
+"""The environment variable with the folder for g++'s temporary files."""
+
 _SCRIPT = f"""#!/bin/sh
 # MLX builds its kernels with this g++: for this machine's processor.
 programs={{programs}}
 PATH="${{{{PATH#"$programs":}}}}"  # the real one may be ccache, which looks for the next g++
+TMPDIR="${REAL_TEMPORARY}"
 for output; do :; done
 case "$output" in
 *.so)  # gets its name when it is complete: other engines load it, and this one may be killed
@@ -164,13 +168,13 @@ def build_natively(environment: MutableMapping[str, str], folder: Path) -> None:
         written.replace(program)
     changes = {
         REAL_COMPILER: found,
+        REAL_TEMPORARY: tempfile.gettempdir(),  # Python's own files stay there, too
         "PATH": os.pathsep.join([str(programs), environment.get("PATH", "")]),
         "TMPDIR": str(own),
     }
     command = [str(program), "-fsyntax-only", "-x", "c++", os.devnull]
     done = subprocess.run(command, capture_output=True, check=False, env={**environment, **changes})
     if done.returncode == 0:
-        tempfile.gettempdir()  # Python's own temporary files stay where they are
         environment.update(changes)
 
 
