@@ -107,7 +107,7 @@ def test_kernels_that_cannot_be_loaded(programs: Path, monkeypatch: pytest.Monke
     """As from a folder in which nothing may be executed."""
 
     def fail(values: mx.array) -> mx.array:
-        raise RuntimeError("[Compile::eval_cpu] Failed to load libx.so:\n Operation not permitted")
+        raise RuntimeError("Could not load C++ shared library libx.so:\n Operation not permitted")
 
     install(programs, WORKS)
     monkeypatch.setattr(mx, "compile", lambda function: fail)
@@ -216,12 +216,17 @@ def test_temporary_files_of_the_compiler_stay_where_they_are(
 def test_a_kernel_gets_its_name_when_it_is_complete(programs: Path, tmp_path: Path) -> None:
     """Another engine would load half of one; and one that was cut off would stay, in a home."""
     install(programs, f"{WRITES}ls {tmp_path} > {tmp_path}/meanwhile")
+    (programs / "sync").write_text(
+        f'#!/bin/sh\ntest -e {tmp_path}/kernel.so || cp "$1" {tmp_path}/synced'
+    )
+    (programs / "sync").chmod(0o755)
     environment = {"PATH": f"{programs}{os.pathsep}/bin"}
     build_natively(environment, tmp_path / "kernels")
     command = "g++ kernel.cpp -o kernel.so"
     subprocess.run(command, shell=True, check=True, env=environment, cwd=tmp_path)
     assert "kernel.so\n" not in (tmp_path / "meanwhile").read_text()
     assert (tmp_path / "kernel.so").read_text() == "precompiled\n"
+    assert (tmp_path / "synced").read_text() == "precompiled\n"
     install(programs, f"{WRITES}echo no >&2; exit 3")
     command = "g++ other.cpp -o other.so"
     done = subprocess.run(
@@ -384,6 +389,14 @@ def test_a_gpu_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "[Compile::eval_cpu] Failed to load it",
             "g++ fails: [Compile::eval_cpu] Failed to load it",
+        ),
+        (
+            "Could not load C++ shared library a.so: file too short",
+            "a kernel cannot be used: Could not load C++ shared library a.so: file too short",
+        ),
+        (
+            "filesystem error: temp_directory_path: Not a directory [a]",
+            "a kernel cannot be used: filesystem error: temp_directory_path: Not a directory [a]",
         ),
     ],
 )

@@ -60,9 +60,12 @@ PATH="${{{{PATH#"$programs":}}}}"  # the real one may be ccache, which looks for
 TMPDIR="${REAL_TEMPORARY}"
 for output; do :; done
 case "$output" in
-*.so)  # gets its name when it is complete: other engines load it, and this one may be killed
+*.so)  # gets its name when it is complete: other engines load it, and the machine may go down
     part="$output.$$"
-    "${REAL_COMPILER}" "$@" {{flags}} -o "$part" && exec mv -f "$part" "$output"
+    "${REAL_COMPILER}" "$@" {{flags}} -o "$part" && {{{{
+        sync "$part"
+        exec mv -f "$part" "$output"
+    }}}}
     status=$?
     rm -f "$part"
     exit "$status";;
@@ -80,6 +83,9 @@ _PROBE = f'#include "{HEADER}"\n' if sys.platform == "linux" else "#include <cma
 
 _FAILURE, _OUTPUT = "[Compile::eval_cpu]", "the output is:"
 """Parts of MLX's error for a kernel that cannot be built. What g++ has said follows the second."""
+
+_UNUSABLE = "Could not load C++ shared library", "temp_directory_path"
+"""What MLX's errors say where a kernel cannot be loaded, or TMPDIR has been deleted."""
 
 
 class Compiler:
@@ -128,9 +134,11 @@ def start_compiler() -> Compiler | None:
 
 
 def failure_of_compiler(error: Exception) -> str:
-    """What g++ has said, in one line, where the error is that MLX could not build a kernel; "" for
-    any other error.
+    """Why a kernel could not be built or loaded, in one line: what g++ has said, if it failed; ""
+    for an error of another kind.
     """
+    if any(part in str(error) for part in _UNUSABLE):
+        return f"a kernel cannot be used: {one_line(error)}"
     if _FAILURE not in str(error):
         return ""
     before, _, output = str(error).partition(_OUTPUT)
