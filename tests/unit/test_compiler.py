@@ -14,6 +14,7 @@ from engine.mlx_backend.loading.compiler import (
     HEADER,
     PROCESSOR_FLAGS,
     REAL_COMPILER,
+    REAL_TEMPORARY,
     Compiler,
     build_natively,
     failure_of_compiler,
@@ -39,6 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of kernels, in a temporary folder of its own."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setenv(REAL_COMPILER, str(tmp_path / "programs" / "g++"))  # it is set up already
+    monkeypatch.setenv(REAL_TEMPORARY, str(tmp_path))
     return kernel_folder()
 
 
@@ -271,6 +273,38 @@ def test_processors_have_kernels_of_their_own(
         build_natively(environment, tmp_path / "kernels")
         folders.append(environment["TMPDIR"])
     assert folders[0] == folders[2] != folders[1]
+
+
+@linux
+def test_headers_that_are_not_used_any_more_are_removed(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes 50 MB, and unlike a folder for temporary files a home is never emptied."""
+    install(programs, WORKS)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    path = os.environ["PATH"]
+
+    def start(library: str) -> Path:
+        """Start an engine on a machine with this C library. Returns the header."""
+        monkeypatch.setattr(os, "confstr", lambda name: library)
+        monkeypatch.setenv("PATH", path)
+        monkeypatch.delenv(REAL_COMPILER)
+        assert Compiler().problem() == ""
+        (header,) = headers(kernel_folder())
+        return header
+
+    def pass_by(days: int) -> None:
+        for header in (tmp_path / "home").rglob("*.gch/*"):
+            found = header.stat().st_mtime - 86_400 * days
+            os.utime(header, (found, found))
+
+    old, new = start("glibc 2.36"), start("glibc 2.41")
+    pass_by(20)
+    assert start("glibc 2.41") == new
+    pass_by(20)
+    assert start("glibc 2.41") == new
+    assert [old.exists(), new.exists()] == [False, True]
+    assert builds_of_header(programs) == 2
 
 
 @linux

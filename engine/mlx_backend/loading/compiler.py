@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 from fcntl import LOCK_EX, flock
@@ -45,6 +46,11 @@ PROCESSOR_FLAGS = (
 """Let g++ vectorize kernels for this machine's processor. Two results may change: a negative number
 that becomes the integer 0 and a float again is -0, and the integer of NaN, or of a number beyond
 its range, is undefined.
+"""
+
+HEADER_SECONDS = 30 * 86_400
+"""How long a precompiled header of 50 MB is kept without a use, where it is of another processor, C
+library or version of MLX.
 """
 
 REAL_COMPILER = "MLX_REAL_GXX"
@@ -184,6 +190,18 @@ def build_natively(environment: MutableMapping[str, str], folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, check=False, env={**environment, **changes})
     if done.returncode == 0:
         environment.update(changes)
+        _remove_unused_headers(folder)
+
+
+def _remove_unused_headers(folder: Path) -> None:
+    """Delete old precompiled headers of all folders of kernels within this one. Kernels stay: they
+    are small, and an engine on another machine may have them in use.
+    """
+    least_seconds = time.time() - HEADER_SECONDS
+    for header in folder.glob(f"*/mlx/*/cpu/{HEADER}.gch/*"):
+        with suppress(FileNotFoundError):
+            if header.stat().st_mtime < least_seconds:
+                header.unlink()
 
 
 def _processor(cpuinfo: str) -> list[str]:
@@ -207,7 +225,9 @@ def _prepare_in(folder: Path) -> str:
         changed = program.stat()
         version = f"{program} {changed.st_size} {changed.st_mtime_ns} {include}"
         header = headers / hashlib.blake2b(version.encode(), digest_size=8).hexdigest()
-        if not header.exists():
+        if header.exists():
+            os.utime(header)  # it is in use: see `_remove_unused_headers`
+        else:
             shutil.rmtree(headers, ignore_errors=True)
             arguments = (*flags, "-x", "c++-header", str(include / HEADER))
             _precompile(arguments, folder / "rootstock-header.part", header)
