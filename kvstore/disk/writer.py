@@ -164,7 +164,8 @@ class Writer:
             n_refused = self._catalog.remove([extent])
             self._counters.refused_entries += n_refused
             logger.info("disk cache: %d blocks were not written for lack of space", n_refused)
-            self._allow()
+            if self._catalog.allowance:  # or something has failed in this turn
+                self._allow()
             return
         name = secrets.token_hex(8) + SUFFIX
         payload = (part for entry in entries for part in entry.parts if part is not None)

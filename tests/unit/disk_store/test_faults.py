@@ -191,6 +191,7 @@ def test_where_nothing_can_be_deleted_little_is_evicted(
     assert tier.known(CHAIN.names) == 15
     assert tier.stats().counters.evicted_entries == 5
     assert read(tier, CHAIN.names[:15])[1] is None
+    assert tier.room == 0, "nothing is accepted that would evict more"
 
 
 def test_what_was_cleared_while_it_was_written_is_deleted_when_it_can_be(
