@@ -30,6 +30,7 @@ import mlx.core as mx
 import typer
 
 from engine.core.step import NO_MASKS, Sampling
+from engine.mlx_backend.loading.compiler import start_compiler
 from engine.mlx_backend.loading.memory import activation_bytes
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from engine.mlx_backend.sampling.edits import SamplingRow
@@ -170,7 +171,9 @@ def main(
     processor_time: bool = False,
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Measure the kinds of sampling in turn."""
+    """Measure the kinds of sampling in turn, with kernels as an engine builds them."""
+    if (compiler := start_compiler()) is not None:
+        compiler.problem()
     clock = time.process_time if processor_time else time.perf_counter
     mx.set_cache_limit(activation_bytes(EngineConfig("").step_tokens, rows, vocabulary))
     logits = 4 * mx.random.normal((rows, vocabulary), key=mx.random.key(0))
