@@ -15,6 +15,7 @@ place of 0.9, and the header 2.7 s, once (two x86 cores, g++ 12).
 
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -168,7 +169,7 @@ def build_natively(environment: MutableMapping[str, str], folder: Path) -> None:
     digest = hashlib.blake2b(digest_size=8)
     # A home may be shared with machines and containers whose processor or C library is older.
     processor = _processor(Path("/proc/cpuinfo").read_text())
-    for part in (*processor, *PROCESSOR_FLAGS, os.confstr("CS_GNU_LIBC_VERSION")):
+    for part in (*processor, *PROCESSOR_FLAGS, *platform.libc_ver()):
         digest.update(f"{part}\n".encode())
     own = folder / digest.hexdigest()
     programs = own / "bin"
