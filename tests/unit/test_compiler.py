@@ -1,11 +1,14 @@
 """The compiler with which MLX builds kernels for a CPU. A script stands for g++."""
 
+import errno
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from shutil import which
+from typing import TextIO
 
 import mlx.core as mx
 import pytest
@@ -349,15 +352,31 @@ def test_a_home_that_cannot_be_written_to(
     assert dict(os.environ) == before
 
 
+def forbid_programs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "chmod", lambda path, mode: None)
+
+
+def forbid_locks(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lock(file: TextIO, kind: int) -> None:
+        if Path(file.name).is_relative_to(home):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("engine.mlx_backend.loading.compiler.flock", lock)
+
+
 @linux
-def test_a_home_in_which_nothing_may_be_executed(
-    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("forbid", [forbid_programs, forbid_locks])
+def test_a_home_in_which_no_program_or_no_lock_is_possible(
+    programs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forbid: Callable[[Path, pytest.MonkeyPatch], None],
 ) -> None:
-    """Where a script may not run, no kernel could be loaded."""
+    """Where a script may not run, no kernel could be loaded. MLX is left alone, and works."""
     install(programs, WORKS)
     monkeypatch.delenv(REAL_COMPILER)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(Path, "chmod", lambda path, mode: None)
+    forbid(tmp_path / "home", monkeypatch)
     before = dict(os.environ)
     assert Compiler().problem() == ""
     assert dict(os.environ) == before

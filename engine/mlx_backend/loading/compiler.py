@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
-from fcntl import LOCK_EX, flock
+from fcntl import LOCK_EX, LOCK_SH, flock
 from importlib import metadata
 from pathlib import Path
 from threading import Thread
@@ -174,6 +174,8 @@ def build_natively(environment: MutableMapping[str, str], folder: Path) -> None:
     own = folder / digest.hexdigest()
     programs = own / "bin"
     programs.mkdir(parents=True, exist_ok=True)
+    with (own / "lock").open("a+") as lock:
+        flock(lock, LOCK_SH)  # raises where there are no locks, as on some network drives
     script = _SCRIPT.format(programs=shlex.quote(str(programs)), flags=" ".join(PROCESSOR_FLAGS))
     program = programs / "g++"
     if not program.exists() or program.read_text() != script:
