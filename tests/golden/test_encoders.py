@@ -1,7 +1,6 @@
 """Encoders compute what transformers does, in batches as alone, and each text whole."""
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,6 @@ from engine.encoders.queue import TextQueue, WaitingText
 from engine.encoders.thread import EncoderParts
 from engine.mlx_backend.backend import describe_machine, load_encoder
 from engine.mlx_backend.encoders import models
-from engine.mlx_backend.encoders.arithmetic import gelu
 from engine.values.request import Pooling, Request
 from engine.values.settings import EngineConfig
 from engine.values.tokens import PackedTokens, pack
@@ -180,13 +178,6 @@ def test_what_would_be_wrong_is_refused(
     file.write_text(json.dumps(config), "utf-8")
     with pytest.raises(ModelError, match=words):
         Loaded(thread, checkpoint)
-
-
-def test_gelu_is_that_of_erf() -> None:
-    numbers = np.concatenate([np.linspace(-9, 9, 20_001), [0.0, 1e-6, -1e30, 1e30]])
-    expected = [x * (1 + math.erf(x / 2**0.5)) / 2 for x in numbers]
-    found = np.array(gelu(mx.array(numbers.astype(np.float32))))
-    assert np.all(np.abs(found - expected) <= 1e-6 * np.maximum(np.abs(numbers), 1))
 
 
 def waiting(lengths: Sequence[int], client: str = "", first: int = 0) -> list[WaitingText]:

@@ -228,7 +228,7 @@ SABOTAGES: Sequence[Sabotage] = (
         Admission,
         "victim",
         _nothing,
-        590,
+        676,
         "steps for its turn",
     ),
     Sabotage(
@@ -396,7 +396,7 @@ SABOTAGES: Sequence[Sabotage] = (
         LiveSequence,
         "banned_tokens",
         _ban_along_draft,
-        653,
+        827,
         "other tokens than when alone",
     ),
     Sabotage(

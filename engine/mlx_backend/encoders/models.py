@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
-from mlx.nn.layers.activations import gelu_approx, relu, silu
+from mlx.nn.layers.activations import gelu, gelu_approx, relu, silu
 
 from engine.api import ModelError
-from engine.mlx_backend.encoders.arithmetic import gelu
 from engine.values.request import Pooling
 
 MOST_SCORES = 1 << 24
