@@ -224,7 +224,7 @@ class ModelText:
     def propose(self, output: Sequence[int], most: int) -> Match:
         """Return up to `most` tokens that may follow the output, which only ever grows."""
         at = len(output) - self._start
-        if at < 0 or self._tokens[:at] != tuple(output[self._start :]):
+        if not 0 <= at < len(self._tokens) or self._tokens[:at] != tuple(output[self._start :]):
             return NO_MATCH
         return self._tokens[at : at + most], at
 

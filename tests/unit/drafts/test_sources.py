@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from engine.drafts.sources import (
 from engine.drafts.suffix_index import (
     EXTRA_TOKENS,
     MIN_MATCH,
+    NO_MATCH,
     Match,
     RequestTexts,
     SortedText,
@@ -398,6 +400,28 @@ def test_a_draft_models_tokens_come_last_and_as_long_as_the_output_leads_to_them
     assert subject.draft([40, 41, 61], 1) == Draft((62,), 1, DraftSource.MODEL)
     assert subject.draft([40, 41, 61, 99], 4) is None
     assert subject.draft([40, 41, 61, 62, 63], 4) is None
+
+
+class SlicedOutput(list[int]):
+    """An output that keeps the length of its longest slice."""
+
+    longest = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if isinstance(key, slice):
+            self.longest = max(self.longest, len(found))
+        return found
+
+
+def test_a_draft_model_that_has_drafted_long_ago_or_never_costs_nothing() -> None:
+    """An attempt at each token would else copy all of a long output."""
+    output, text = SlicedOutput(range(1000)), ModelText()
+    assert text.propose(output, 4) == NO_MATCH
+    text.take((1, 2, 3), start=1)
+    assert text.propose(output, 4) == NO_MATCH
+    assert output.longest <= 3
+    assert text.propose(SlicedOutput([0, 1]), 4) == ((2, 3), 1)
 
 
 def test_other_sources_come_before_a_draft_model() -> None:
