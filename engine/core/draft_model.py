@@ -196,6 +196,7 @@ class DraftModel:
         """Forget what the model was to compute in a step that has failed."""
         if (plan := step.plan.draft) is not None:
             self.store.revoke(plan.ops)
+            self._leaving = [*plan.leave, *self._leaving]  # the runner has not dropped their tables
             self._release([row.sequence_id for row in plan.rows])
 
     def leave(self, sequence: LiveSequence) -> None:

@@ -53,18 +53,12 @@ class DraftingRunner(FakeRunner):
         self.has_failed = False
         self._draft_pool = draft_pool
         self._is_right = is_right
-        self._tables: dict[SequenceId, dict[int, int]] = {}
+        self.tables: dict[SequenceId, dict[int, int]] = {}
         self._draft_kv: dict[tuple[int, int], int] = {}
 
     def submit(self, plan: StepPlan) -> None:
         assert not any(flight.plan.draft for flight in self._flights), "drafts are not known yet"
         self.plans.append(plan)
-        if plan.draft is not None:
-            for sequence_id in plan.draft.leave:
-                self._tables.pop(sequence_id, None)
-            for sequence_id, patch in plan.draft.patches:
-                table = self._tables.setdefault(sequence_id, {})
-                table.update(enumerate(patch.ids, start=patch.first))
         super().submit(plan)
 
     def collect(self) -> StepResult:
@@ -77,6 +71,11 @@ class DraftingRunner(FakeRunner):
         return result._replace(drafted=self._drafted(plan, flight))
 
     def _drafted(self, plan: DraftPlan, flight: Flight) -> Mapping[SequenceId, tuple[int, ...]]:
+        for sequence_id in plan.leave:
+            self.tables.pop(sequence_id, None)
+        for sequence_id, patch in plan.patches:
+            table = self.tables.setdefault(sequence_id, {})
+            table.update(enumerate(patch.ids, start=patch.first))
         for _, op in plan.ops:
             assert isinstance(op, CopyBlock)
             for slot in range(op.n_tokens):
@@ -89,7 +88,7 @@ class DraftingRunner(FakeRunner):
         return found
 
     def _continue(self, row: DraftNext, sampled: Sequence[int]) -> tuple[int, ...]:
-        batch_row, table = self._rows[row.sequence_id], self._tables[row.sequence_id]
+        batch_row, table = self._rows[row.sequence_id], self.tables[row.sequence_id]
         truth = self._attend(batch_row)  # up to before the last sampled token
         n_kept = 0
         if row.n_draft and not row.tokens:
@@ -244,6 +243,17 @@ def test_its_kv_is_that_of_the_sequences_under_random_load(
     for store in (engine.store, engine.draft_store):
         assert not store.leases
         assert store.available_blocks == store.pool.n_blocks
+
+
+def test_tables_of_sequences_that_have_ended_are_dropped_though_steps_fail() -> None:
+    engine = Engine()
+    for n in range(20):
+        engine.fault_rate = 0.2
+        engine.serve(*(request(f"r{n}.{index}", 4 * n + index) for index in range(4)))
+    assert engine.errors
+    engine.fault_rate = 0.0
+    engine.serve(request("last", 1))
+    assert len(engine.runner.tables) == 1, "only of the sequence that was drafted for last"
 
 
 def test_a_model_that_is_always_right_leaves_few_steps() -> None:
