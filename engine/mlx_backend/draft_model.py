@@ -69,6 +69,7 @@ def open_draft(config: EngineConfig, target: LoadedModel, memory_bytes: int) -> 
         if purpose.body is Body.ENCODER or not purpose.generates:
             raise ModelError("it generates nothing")
         loaded = _open(checkpoint, target, memory_bytes)
+        loaded = replace(loaded, layout=loaded.layout.in_blocks_of(config.block_size))
     except ModelError as error:
         raise ModelError(f"draft_model {name} cannot be used: {one_line(error)}") from error
     return OpenedDraft(name, loaded)

@@ -140,9 +140,14 @@ class DraftRunner:
             yield [drawn]
 
     def _read(self) -> dict[SequenceId, tuple[int, ...]]:
-        """The draft of each sequence that was computed. Waits for what is not evaluated."""
+        """The draft of each sequence that was computed. Waits for all that was launched, also where
+        nothing is drafted: else known tokens would take the time of the next step, or fail it.
+        """
         found: dict[SequenceId, tuple[int, ...]] = dict.fromkeys(self._computed, ())
-        mx.eval([tokens for _, tokens in self._drafted])
+        if self._drafted:  # which comes last
+            mx.eval([tokens for _, tokens in self._drafted])
+        else:
+            mx.eval(self._model.storage.fences())
         for rows, tokens in self._drafted:
             for row, token_id in zip(rows, as_list(tokens), strict=False):
                 found[row.plan.sequence_id] += (token_id,)

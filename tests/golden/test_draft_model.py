@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,22 +12,34 @@ import mlx.core as mx
 import pytest
 
 from engine.api import ModelError
-from engine.core.step import ModelRunner, StepMasks, StepPlan, StepResult
+from engine.core.step import (
+    DraftNext,
+    DraftPlan,
+    ModelRunner,
+    SequenceId,
+    StepMasks,
+    StepPlan,
+    StepResult,
+)
 from engine.mlx_backend.assembly import open_checkpoint
 from engine.mlx_backend.draft_model import other_tokens
+from engine.mlx_backend.draft_runner import DraftRunner
 from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.runner import Launch
+from engine.mlx_backend.sampling.sampler import Sampler
 from engine.values.request import Request, SamplingParams
 from engine.values.settings import EngineConfig
 from engine.values.stats import DraftSource
 from engine.values.tokens import pack
+from kvstore.ops import TablePatch
 from kvstore.store import KVStore
 from tests.checkpoints import FAMILIES, write_family
 from tests.devices import SERVING_LAUNCH
 from tests.golden.compiling import compile_at_once
 from tests.golden.driving import random_tokens
-from tests.offline import ChooseDecode, OfflineDaemon, Room, Served, load
+from tests.golden.test_failures import from_another_thread
+from tests.offline import ChooseDecode, OfflineDaemon, Room, Served, cached_model, load
 
 N_REQUESTS = 200
 TARGET_BLOCKS, DRAFT_BLOCKS = 14, 16
@@ -270,6 +282,24 @@ def test_a_draft_model_that_fails_is_given_up(
     expect_all_back(daemon.draft_store)
 
 
+def test_known_tokens_are_waited_for_where_nothing_is_drafted(target: Served) -> None:
+    """Else their time, and their failure, would be the next step's."""
+    model = cached_model(target, Attention(), Room(4))
+    runner = DraftRunner(model, Sampler(target.layout.vocab_size), target.layout.vocab_size)
+    name = SequenceId(1)
+    patches = [(name, TablePatch(None, 0, (0, 1)))]
+    plan = DraftPlan([DraftNext(name, 0, (5, 6, 7))], patches=patches)
+    assert runner.draft(plan, {}, launch_nothing) == {name: ()}
+    layer = model.storage.full.layers[0]
+    layer.planes = tuple(plane + from_another_thread() for plane in layer.planes)
+    assert runner.draft(plan, {}, launch_nothing) is None
+
+
+def launch_nothing(forwards: Iterator[list[mx.array]]) -> None:
+    """Build all forwards, and leave it to the runner to compute them."""
+    deque(forwards, maxlen=0)
+
+
 def test_a_cleared_cache_has_nothing_of_the_draft_model(target: Served) -> None:
     daemon, recorder = recorded(target, target)
     daemon.serve(conversation_request("r", random_tokens(60, seed=3)))
@@ -316,6 +346,16 @@ def test_a_recurrent_draft_model_is_refused(checkpoint_of: Callable[[str], Path]
     config = EngineConfig(str(checkpoint_of("llama")), draft_model=str(checkpoint_of("qwen3_next")))
     with pytest.raises(ModelError, match=r"draft_model .*qwen3_next.* recurrent layers"):
         open_checkpoint(config, checkpoint_of("llama"))
+
+
+def test_a_draft_model_whose_groups_do_not_fit_into_blocks_is_refused(
+    checkpoint_of: Callable[[str], Path],
+) -> None:
+    """The model has no such groups: its blocks may have any size."""
+    target, draft = checkpoint_of("llama"), checkpoint_of("deepseek_v41")
+    config = EngineConfig(str(target), draft_model=str(draft), block_size=6)
+    with pytest.raises(ModelError, match=r"draft_model .*deepseek_v41.* groups of 4 tokens"):
+        open_checkpoint(config, target)
 
 
 def test_the_memory_of_both_is_planned(checkpoint_of: Callable[[str], Path]) -> None:
