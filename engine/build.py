@@ -24,7 +24,7 @@ from engine.grammar.pool import GrammarPool
 from engine.grammar.process import GrammarProcesses, Vocabulary
 from engine.grammar.stage import GrammarStage, mask_words
 from engine.mlx_backend.backend import load_backend, load_encoder
-from engine.mlx_backend.loading.locate import find_checkpoint
+from engine.mlx_backend.loading.locate import about_draft_model, find_checkpoint
 from engine.mlx_backend.loading.purpose import Body, find_purpose
 from engine.output.text import detokenizer_factory, output_factory
 from engine.thread import EngineParts, EngineThread
@@ -69,8 +69,9 @@ def start(
     checkpoint = find_checkpoint(config.model, download=True)
     if find_purpose(checkpoint, config.pooling, config.reranker).body is Body.ENCODER:
         return EncoderThread(partial(load_encoder, config, report), deliver, ended)
-    if config.draft_model is not None:
-        find_checkpoint(config.draft_model, download=True)
+    if (draft_model := config.draft_model_in_use) is not None:
+        with about_draft_model(draft_model):
+            find_checkpoint(draft_model, download=True)
     return EngineThread(partial(load, config, report), deliver, ended)
 
 

@@ -14,7 +14,12 @@ from engine.api import Engine, ModelError, Progress, Report
 from engine.mlx_backend.backend import describe_machine
 from engine.mlx_backend.helper import ANSWER, CONFIG
 from engine.mlx_backend.loading.checkpoint import Checkpoint
-from engine.mlx_backend.loading.locate import find_checkpoint, local_checkpoint, open_checkpoint
+from engine.mlx_backend.loading.locate import (
+    about_draft_model,
+    find_checkpoint,
+    local_checkpoint,
+    open_checkpoint,
+)
 from engine.process.child import start_child
 from engine.remote.engine import RemoteEngine, tokenizer_of
 from engine.values.settings import DiskCacheConfig, EngineConfig
@@ -25,6 +30,7 @@ from kvstore.disk.types import DiskError
 
 __all__ = [
     "Checkpoint",
+    "about_draft_model",
     "check_directory",
     "clear_unloaded",
     "describe_machine",

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.api import ModelError, Report, one_line
+from engine.api import ModelError, Report
 from engine.core.step import DraftStorage
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.draft_runner import DraftRunner
 from engine.mlx_backend.kv.shape import token_bytes
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.loader import LoadedModel, check_model, open_model, read_weights
-from engine.mlx_backend.loading.locate import find_checkpoint
+from engine.mlx_backend.loading.locate import about_draft_model, find_checkpoint
 from engine.mlx_backend.loading.memory import Footprint, MemoryPlan, footprint
 from engine.mlx_backend.loading.purpose import Body, find_purpose
 from engine.mlx_backend.model.attention import Attention
@@ -58,20 +58,18 @@ def open_draft(config: EngineConfig, target: LoadedModel, memory_bytes: int) -> 
     """Open the draft model that the settings name; None if they name none. `memory_bytes`: what
     both models may take. Raises ModelError for a model that cannot draft for the target.
     """
-    if config.draft_model is None or config.speculate == "off":
+    if (model := config.draft_model_in_use) is None:
         return None
-    name = config.draft_model or DEMO_NAME
+    name = model or DEMO_NAME
     if not target.purpose.generates:
         raise ModelError(f"draft_model {name} drafts nothing, since the model generates nothing")
-    try:
-        checkpoint = find_checkpoint(config.draft_model, download=False)
+    with about_draft_model(model):
+        checkpoint = find_checkpoint(model, download=False)
         purpose = find_purpose(checkpoint)
         if purpose.body is Body.ENCODER or not purpose.generates:
             raise ModelError("it generates nothing")
         loaded = _open(checkpoint, target, memory_bytes)
         loaded = replace(loaded, layout=loaded.layout.in_blocks_of(config.block_size))
-    except ModelError as error:
-        raise ModelError(f"draft_model {name} cannot be used: {one_line(error)}") from error
     return OpenedDraft(name, loaded)
 
 

@@ -330,6 +330,11 @@ class EngineConfig:
     ] = "auto"
 
     @property
+    def draft_model_in_use(self) -> str | None:
+        """The draft model; None also where nothing is drafted."""
+        return self.draft_model if self.speculate == "auto" else None
+
+    @property
     def kv_events_config(self) -> KVEventsConfig | None:
         """How KV events are published; None if they are not. Raises ValueError."""
         if self.kv_events is None:

@@ -12,7 +12,14 @@ from anyio import TASK_STATUS_IGNORED, Event, create_task_group, sleep, to_threa
 from anyio.abc import TaskGroup, TaskStatus
 
 from engine.api import Engine, EngineStopped, ModelError, Report
-from engine.launch import fetch_repository, free_bytes, launch, local_checkpoint, needed_memory
+from engine.launch import (
+    about_draft_model,
+    fetch_repository,
+    free_bytes,
+    launch,
+    local_checkpoint,
+    needed_memory,
+)
 from engine.values.settings import EngineConfig
 from engine.values.stats import EngineStats, ModelMemory, RequestInfo
 from server.errors import ApiError, ModelNotFound, busy, not_loaded
@@ -226,10 +233,10 @@ class ModelRegistry:
         if self._is_alone:
             return 0 if self.settings.memory_budget is None else self.pool.budget_bytes
         config = self.settings.config_of(model.settings)
-        for source in filter(None, (model.settings.source, config.draft_model)):
-            model.progress, model.fetched_share = f"looking for {source}", None
-            if await to_thread.run_sync(local_checkpoint, source) is None:
-                await self._fetch(source, model.report_fetched)
+        await self._fetch_missing(model, model.settings.source)
+        if (draft_model := config.draft_model_in_use) is not None:
+            with about_draft_model(draft_model):
+                await self._fetch_missing(model, draft_model)
         model.progress, model.fetched_share = "measuring the memory that it needs", None
         budget_bytes = self.pool.budget_bytes
         storage_bytes = int(budget_bytes * STORAGE_SHARE)
@@ -237,6 +244,12 @@ class ModelRegistry:
             self._needed_memory, config, budget_bytes, storage_bytes
         )
         return model.planned.total_bytes
+
+    async def _fetch_missing(self, model: Model, source: str) -> None:
+        """Fetch a repository that `model` needs, if it is not in the cache. Raises ModelError."""
+        model.progress, model.fetched_share = f"looking for {source}", None
+        if await to_thread.run_sync(local_checkpoint, source) is None:
+            await self._fetch(source, model.report_fetched)
 
     async def _load(self, model: Model, memory_bytes: int) -> LoadedModel:
         model.progress = ""

@@ -18,7 +18,13 @@ from anyio import create_task_group, to_thread
 from uvicorn.loops.auto import auto_loop_factory
 
 from engine.api import ModelError
-from engine.launch import check_directory, fetch_repository, launch, local_checkpoint
+from engine.launch import (
+    about_draft_model,
+    check_directory,
+    fetch_repository,
+    launch,
+    local_checkpoint,
+)
 from engine.values.settings import DEMO_NAME, SMOLLM2_NAME
 from server.admin.pages import Launch, LaunchableAgent
 from server.app import create_app
@@ -197,6 +203,9 @@ def _model_problems(settings: Settings) -> Iterator[str]:
         if model.preload:
             try:
                 local_checkpoint(model.source)
+                if (draft_model := model.engine.draft_model_in_use) is not None:
+                    with about_draft_model(draft_model):
+                        local_checkpoint(draft_model)
             except ModelError as error:
                 yield f"cannot load {aliases_of(model)[0].name}: {error}"
 

@@ -22,7 +22,15 @@ from tests.hosting import loaded
 
 pytestmark = pytest.mark.process
 
+ASK = {"model": "one", "messages": [HI], "max_tokens": 4}
 BODY = {"model": "tiny", "prompt": list(range(5, 45)), "max_tokens": 48, "ignore_eos": True}
+
+
+def two_models(draft_model: str, **settings: object) -> tuple[ModelSettings, ...]:
+    """The first one has this draft model, and these settings."""
+    named = {"model": "rootstock-demo", "served_model_name": ("one",), "draft_model": draft_model}
+    other = ModelSettings(model="rootstock-demo", served_model_name=("two",), preload=False)
+    return ModelSettings.model_validate(named | settings), other
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +102,29 @@ def test_a_model_that_generates_nothing_has_none(model: Path) -> None:
         loaded(reranker)
 
 
+def test_a_repository_that_cannot_be_fetched_is_named() -> None:
+    """Of several models, and not the model that it is to draft for."""
+
+    async def fetch(repository: str, progress: object) -> None:
+        raise ModelError("there is none")
+
+    settings = settings_of(models=two_models("nobody/has-this-small-one", preload=False))
+    with serving(ModelRegistry(settings, Engines(), needs, fetch), settings) as url:
+        answer = httpx.post(f"{url}/v1/chat/completions", json=ASK).json()
+    problem = "draft_model nobody/has-this-small-one cannot be used: there is none"
+    assert problem in answer["error"]["message"]
+
+
+def test_where_nothing_is_drafted_it_is_not_fetched() -> None:
+    async def fetch(repository: str, progress: object) -> None:
+        raise AssertionError(repository)
+
+    models = two_models("nobody/has-this-small-one", speculate="off")
+    settings = settings_of(models=models)
+    with serving(ModelRegistry(settings, Engines(), needs, fetch), settings) as url:
+        assert httpx.post(f"{url}/v1/chat/completions", json=ASK).is_success
+
+
 def test_its_repository_is_fetched_before_the_memory_of_both_is_measured() -> None:
     fetched, measured = list[str](), list[str]()
 
@@ -104,17 +135,8 @@ def test_its_repository_is_fetched_before_the_memory_of_both_is_measured() -> No
         measured.extend(fetched)
         return needs(config, budget_bytes, storage_bytes)
 
-    drafted = ModelSettings.model_validate(
-        {
-            "model": "rootstock-demo",
-            "served_model_name": ("one",),
-            "draft_model": "nobody/has-this-small-one",
-        }
-    )
-    other = ModelSettings(model="rootstock-demo", served_model_name=("two",), preload=False)
-    settings, engines = settings_of(models=(drafted, other)), Engines()
+    settings, engines = settings_of(models=two_models("nobody/has-this-small-one")), Engines()
     with serving(ModelRegistry(settings, engines, measure, fetch), settings) as url:
-        body = {"model": "one", "messages": [HI], "max_tokens": 4}
-        assert httpx.post(f"{url}/v1/chat/completions", json=body).is_success
+        assert httpx.post(f"{url}/v1/chat/completions", json=ASK).is_success
     assert measured == ["nobody/has-this-small-one"]
     assert [config.draft_model for config in engines.started] == ["nobody/has-this-small-one"]

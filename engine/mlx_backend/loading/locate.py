@@ -3,6 +3,8 @@
 Imports no MLX, because the server uses this module, too.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,18 @@ def fetch_checkpoint(repository: str, progress: Progress) -> Path:
     except Exception as error:  # other errors of HTTP, such as a proxy's or an invalid address
         raise ModelError(f"{_hub()} does not answer as it should: {one_line(error)}") from error
     return checked(Path(found))
+
+
+@contextmanager
+def about_draft_model(model: str) -> Iterator[None]:
+    """Within the context the message of a ModelError names the draft model `model`. Else it would
+    seem to be about the model that it drafts for.
+    """
+    try:
+        yield
+    except ModelError as error:
+        problem = f"draft_model {model or DEMO_NAME} cannot be used: {one_line(error)}"
+        raise ModelError(problem) from error
 
 
 def _no_repository(model: str, problem: str) -> ModelError:

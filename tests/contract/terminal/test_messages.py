@@ -68,6 +68,30 @@ def test_of_several_models_each_wrong_path_has_a_line_before_any_is_loaded(
     ]
 
 
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        ("./models/smal", "there is no directory {}/models/smal; did you mean models/small?"),
+        ("llama3", "there is no directory {}/llama3, the Hugging Face cache does not have it, and "
+         "huggingface.co cannot be reached (HF_HUB_OFFLINE is set)"),
+    ],
+)  # fmt: skip
+def test_a_draft_model_that_is_missing_is_named(
+    model: str,
+    problem: str,
+    models: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The model that it is to draft for is there."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(models / "hub"))
+    assert serve("--model", "rootstock-demo", "--draft-model", model).exit_code == 1
+    assert caplog.messages == [
+        f"cannot load rootstock-demo: draft_model {model} cannot be used: {problem.format(models)}"
+    ]
+
+
 def test_a_model_without_its_option() -> None:
     result = serve("mlx-community/Qwen3")
     assert result.exit_code == 2
