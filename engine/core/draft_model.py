@@ -205,7 +205,6 @@ class DraftModel:
         if (followed := self._followed.pop(sequence.id, None)) is not None:
             self._catch_up(followed)
             self._leaving.append(sequence.id)
-            self.store.begin_step()
             self.store.donate(followed.lease)
 
     def _release(self, sequence_ids: Iterable[SequenceId]) -> None:
@@ -213,7 +212,6 @@ class DraftModel:
         for sequence_id in sequence_ids:
             if (followed := self._followed.pop(sequence_id, None)) is not None:
                 self._leaving.append(sequence_id)
-                self.store.begin_step()
                 self.store.release(followed.lease)
 
     # Which rows are continued.
@@ -308,7 +306,6 @@ class DraftModel:
         limits: Limits,
     ) -> None:
         """Add a draft plan for these rows to the step."""
-        self.store.begin_step()
         plan = DraftPlan()
         token_seconds = max(costs.draft_model_seconds(0, 0, 1), _MIN_SECONDS)
         n_in_time = min(step.budget.left_seconds / token_seconds, limits.step_tokens)

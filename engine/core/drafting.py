@@ -4,7 +4,7 @@ A draft continues the last token of its sequence, which must be known. So a step
 overlaps with the steps before and after it: each is collected before the next is planned.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from engine.core.budget import StepBudget, StepCosts
@@ -75,6 +75,22 @@ class DraftPolicy:
     def forget_cleared(self, most: int) -> bool:
         """Free some `most` cleared blocks of the draft model. False where none are left."""
         return self.model is not None and self.model.store.forget_cleared(most) is not None
+
+    @property
+    def namespaces(self) -> Collection[Namespace]:
+        """The namespaces of which the draft model has anything cached."""
+        tree = None if self.model is None else self.model.store.tree
+        return () if tree is None else tree.roots
+
+    @property
+    def is_releasing(self) -> bool:
+        """Whether leases of the draft model have ended whose references are not dropped yet."""
+        return self.model is not None and bool(self.model.store.ended)
+
+    def begin_step(self) -> None:
+        """Drop a bounded number of references of the draft model's leases that have ended."""
+        if self.model is not None:
+            self.model.store.begin_step()
 
     def leave(self, sequence: LiveSequence) -> None:
         """Give up what the draft model holds for a sequence that ends or is preempted."""

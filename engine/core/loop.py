@@ -124,9 +124,13 @@ class EngineLoop:
     def namespaces(self) -> frozenset[Namespace]:
         """All namespaces that can be cleared, except salted ones that are only on disk."""
         scheduler = self.scheduler
-        disk, tree = scheduler.disk, scheduler.store.tree
+        disk, tree, drafts = scheduler.disk, scheduler.store.tree, scheduler.drafts
         found = frozenset[Namespace]() if disk is None else disk.namespaces
-        return found.union(() if tree is None else tree.roots, [scheduler.namespaces.unsalted])
+        return found.union(
+            () if tree is None else tree.roots,
+            () if drafts is None else drafts.namespaces,
+            [scheduler.namespaces.unsalted],
+        )
 
     def clear_named(
         self, name: str, others: Collection[Namespace], tiers: Collection[CacheTier]

@@ -91,8 +91,10 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        is_ending = bool(self.store.ended)
-        return bool(self.sequences) or is_ending or (self.disk is not None and self.disk.is_busy)
+        is_releasing = bool(self.store.ended)
+        if self.drafts is not None:
+            is_releasing |= self.drafts.is_releasing
+        return bool(self.sequences) or is_releasing or (self.disk is not None and self.disk.is_busy)
 
     def wait_reason(self, sequence: LiveSequence) -> WaitReason | None:
         """Why the sequence waits; None if it runs."""
@@ -172,6 +174,8 @@ class Scheduler:
         """
         self._end_failed()
         self.store.begin_step()
+        if self.drafts is not None:
+            self.drafts.begin_step()
         while (step := self._plan()) is None:
             if self.running or not self._admission.refused or not self.pins.drop_oldest():
                 return None

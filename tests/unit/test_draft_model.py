@@ -14,12 +14,13 @@ from engine.core.drafting import DraftPolicy
 from engine.core.inbox import Inbox
 from engine.core.loop import EngineLoop
 from engine.core.metrics import Metrics
+from engine.core.namespace_ids import namespace_id
 from engine.core.scheduler import Scheduler
 from engine.core.step import DraftNext, DraftPlan, Limits, SequenceId, StepPlan, StepResult
 from engine.output.text import output_factory
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
-from engine.values.stats import DraftSource
+from engine.values.stats import ALL_TIERS, DraftSource
 from engine.values.tokens import pack
 from kvstore import invariants
 from kvstore.ops import CopyBlock
@@ -321,6 +322,37 @@ def test_a_model_that_has_failed_is_not_used_again() -> None:
     plain = Engine(n_draft_blocks=0)
     plain.serve(*(request(name, n) for n, name in enumerate(("before", "during", "after"), 1)))
     assert engine.tokens == plain.tokens
+
+
+def test_long_leases_that_end_at_once_are_released_over_several_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of the model: no step waits for all of them."""
+    monkeypatch.setattr("kvstore.store.MAX_RELEASED_BLOCKS", 4)
+    engine = Engine()
+    for n in range(6):
+        engine.add(request(f"r{n}", n, n_prompt=20))
+    while len(engine.draft_store.leases) < 5:
+        engine.turn()
+    pool, longest = engine.draft_store.pool, max(len(e.table) for e in engine.draft_store.leases)
+    engine.loop.abort_all()
+    while not engine.loop.is_idle:
+        before = pool.n_referenced
+        engine.turn()
+        assert before - pool.n_referenced <= 2 * (4 + longest)  # before a plan, and at a commit
+    assert not engine.draft_store.ended
+    assert engine.draft_store.available_blocks == pool.n_blocks
+
+
+def test_a_namespace_that_only_the_draft_model_has_can_be_cleared() -> None:
+    engine = Engine()
+    engine.serve(replace(request("r", 1), cache_salt="alice"))
+    engine.store.clear()
+    [namespace] = engine.loop.namespaces - {engine.scheduler.namespaces.unsalted}
+    engine.loop.clear_named(namespace_id(namespace), (), ALL_TIERS)
+    while engine.loop.forget_cleared() is not None:
+        pass
+    assert engine.draft_store.pool.n_free == engine.draft_store.pool.n_blocks
 
 
 def test_the_prompt_of_a_resent_request_is_cached() -> None:
