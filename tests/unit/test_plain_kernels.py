@@ -196,6 +196,20 @@ def test_ternary_weights_are_unpacked_as_the_kernel_reads_them(is_inverted: bool
     assert near(plain_kernels._ternary_product(layer, array(x), layer.weight), expected)
 
 
+@pytest.mark.parametrize("is_inverted", [False, True])
+def test_a_scale_in_half_precision_is_not_rounded_again(is_inverted: bool) -> None:
+    """The kernel divides in float32. Otherwise all weights of a layer would be off by 0.2%."""
+    layer = BitLinear(12, 20, bias=False, invert_weight_scales=is_inverted)
+    layer.weight = mx.zeros((5, 12), mx.uint8)  # each weight is -1
+    layer.weight_scale = mx.array([3.5], mx.bfloat16)
+    scale = 1 / 3.5 if is_inverted else 3.5
+    assert near(plain_kernels.ternary_weight(layer), np.full((20, 12), -scale))
+    x = mx.ones((1, 12), mx.bfloat16)
+    found = plain_kernels._ternary_product(layer, x, layer.weight)
+    assert found.dtype == mx.bfloat16
+    assert mx.array_equal(found, mx.full((1, 20), -12 * scale).astype(mx.bfloat16))
+
+
 def packed_bitnet(parent: Path) -> Path:
     """A checkpoint of BitNet whose packed weights are random, and its scales."""
     checkpoint = parent / "bitnet"

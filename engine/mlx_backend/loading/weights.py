@@ -91,7 +91,7 @@ def _dequantized(module: Module) -> Module:
 
     of_experts = module.get("global_scale")
     if isinstance(module, BitLinear):
-        weight = ternary_weight(module).astype(mx.float32)
+        weight = ternary_weight(module)
     elif of_experts is None:
         weight = dequantized(module.weight, module.scales)
     else:

@@ -34,19 +34,19 @@ def install_plain_kernels(model: Module) -> None:
 
 
 def ternary_weight(layer: BitLinear) -> mx.array:
-    """The weights of a ternary layer, `[outputs, inputs]`, of the type that it computes in: each
-    is -1, 0 or 1 times the layer's scale. A byte has those of four rows, a quarter of all rows
-    apart.
+    """The weights of a ternary layer, float32 `[outputs, inputs]`: each is -1, 0 or 1 times the
+    layer's scale, or divided by it. In half precision a quotient would be rounded, and all weights
+    be off by the same share. A byte has those of four rows, a quarter of all rows apart.
     """
     quarters = [((layer.weight >> shift) & 3).astype(mx.int8) - 1 for shift in (0, 2, 4, 6)]
     signs = mx.concatenate(quarters)[: layer.out_features]
-    scale: mx.array = layer.weight_scale
-    return signs.astype(scale.dtype) * (1 / scale if layer.invert_weight_scales else scale)
+    scale: mx.array = layer.weight_scale.astype(mx.float32)
+    return signs.astype(mx.float32) * (1 / scale if layer.invert_weight_scales else scale)
 
 
 def _ternary_product(self: BitLinear, x: mx.array, packed_weights: mx.array) -> mx.array:
     """The product of `x`, `[..., inputs]`, and the weights of a ternary layer."""
-    return x @ ternary_weight(self).T
+    return (x.astype(mx.float32) @ ternary_weight(self).T).astype(x.dtype)
 
 
 def _qk_norm(
