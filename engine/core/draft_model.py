@@ -59,8 +59,8 @@ _MIN_SECONDS = 1e-9  # a divisor for costs that were learned to be 0
 
 
 @dataclass(slots=True)
-class _Followed:
-    """A sequence that the draft model has KV of: of the lease's written tokens, and of `ahead`
+class _DraftState:
+    """What the draft model has of a sequence: KV of the lease's written tokens, and of `ahead`
     after them. These it has drafted; not all of them need to be the sequence's.
     """
 
@@ -90,7 +90,7 @@ class DraftModel:
         self.store = store
         self.cost_share = cost_share
         self._context_tokens = min(context_tokens, store.pool.n_blocks * store.block_size)
-        self._followed: dict[SequenceId, _Followed] = {}
+        self._followed: dict[SequenceId, _DraftState] = {}
         self._cached: dict[SequenceId, int] = {}  # prompt tokens that were cached, if not followed
         self._leaving: list[SequenceId] = []
         self._spare_seconds = 0.0  # for probes
@@ -352,7 +352,7 @@ class DraftModel:
         tokens = tuple(sequence.tokens.ids(start, start + n_known))
         return DraftNext(sequence.id, start, tokens, followed.ahead, n_draft)
 
-    def _follow(self, sequence: LiveSequence) -> _Followed | None:
+    def _follow(self, sequence: LiveSequence) -> _DraftState | None:
         """The sequence with a lease of all of its tokens; None if too few blocks are available."""
         if (followed := self._followed.get(sequence.id)) is None:
             lease = self.store.admit(sequence.namespace, sequence.tokens)
@@ -360,10 +360,10 @@ class DraftModel:
                 return None
             self._cached.pop(sequence.id, None)
             self._stats.cached_tokens += lease.cached_tokens
-            followed = self._followed[sequence.id] = _Followed(sequence, lease)
+            followed = self._followed[sequence.id] = _DraftState(sequence, lease)
         return followed
 
-    def _catch_up(self, followed: _Followed) -> None:
+    def _catch_up(self, followed: _DraftState) -> None:
         """Count the tokens of the sequence as written that the model has drafted."""
         tokens, lease = followed.sequence.tokens, followed.lease
         new = tokens.ids(lease.written_tokens, len(tokens))

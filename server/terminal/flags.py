@@ -32,7 +32,7 @@ VLLM_FLAGS = {
     "--max-num-seqs": "--max-running",
     "--no-enable-prefix-caching": "--no-prefix-cache",
     "--runner": "--pooling",
-    "--speculative-config": "--speculate",
+    "--speculative-config": "--draft-model, or --speculate",
     "--tool-call-parser": "--tool-parser",
 }
 """Flags of vLLM, and those that do the same here: https://docs.vllm.ai/en/stable/cli/serve/"""
