@@ -126,6 +126,16 @@ def test_a_model_larger_than_memory_is_refused() -> None:
     assert "computing 1.0 GiB), and 24.0 GiB of memory is free: serve a smaller model" in said
 
 
+def test_a_draft_model_that_takes_part_is_named() -> None:
+    with_draft = replace(PLAN.config, draft_model="small")
+    large = replace(PLAN, weight_bytes=61 * GIB, config=with_draft)
+    said = refusal(large)
+    assert said.startswith("the model and its draft model do not fit: they need at least 62.0 GiB")
+    assert ": serve a smaller model, leave out draft_model, or lower max_running" in said
+    alone = replace(large, config=replace(with_draft, speculate="off"))
+    assert "draft" not in refusal(alone)
+
+
 def test_a_budget_that_is_too_small_is_named_with_what_the_model_needs() -> None:
     budget = with_memory(configured(PLAN, memory_bytes=10 * MIB), 10 * MIB)
     assert refusal(replace(budget, weight_bytes=6 * MIB)) == (

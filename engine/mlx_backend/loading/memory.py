@@ -405,8 +405,12 @@ class MemoryPlan:
         there_is, advice = f"{most} of memory is free", "serve a smaller model"
         if self._is_budgeted:
             there_is, advice = f"memory_budget leaves it {most}", "raise memory_budget"
+        what = "the model does not fit: it needs"
+        if self.config.draft_model_in_use is not None:
+            what = "the model and its draft model do not fit: they need"
+            advice = f"{advice}, leave out draft_model"
         return (
-            f"the model does not fit: it needs at least {readable_bytes(needed_bytes)} "
+            f"{what} at least {readable_bytes(needed_bytes)} "
             f"({least.words}), and {there_is}: {advice}, or lower max_running or step_tokens"
         )
 
