@@ -156,7 +156,7 @@ def most_partials(kind: Kind, n_tokens: int, n_blocks: int) -> int:
     the most that a unit may have.
     """
     n_queries = n_tokens * kind.group
-    for_groups = 2 * WANTED_GROUPS * kind.tile_queries // kind.kv_heads
+    for_groups = 2 * WANTED_GROUPS * min(kind.tile_queries, n_queries) // kind.kv_heads
     for_length = n_queries * -(-n_blocks // kind.most_entries)
     return next_power(max(for_groups, for_length) + NESTED_PREFIXES * n_queries)
 
