@@ -82,16 +82,6 @@ class DraftPolicy:
         tree = None if self.model is None else self.model.store.tree
         return () if tree is None else tree.roots
 
-    @property
-    def is_releasing(self) -> bool:
-        """Whether leases of the draft model have ended whose references are not dropped yet."""
-        return self.model is not None and bool(self.model.store.ended)
-
-    def begin_step(self) -> None:
-        """Drop a bounded number of references of the draft model's leases that have ended."""
-        if self.model is not None:
-            self.model.store.begin_step()
-
     def leave(self, sequence: LiveSequence) -> None:
         """Give up what the draft model holds for a sequence that ends or is preempted."""
         if self.model is not None:

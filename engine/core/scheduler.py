@@ -72,6 +72,7 @@ class Scheduler:
         self.metrics: Final = metrics
         self.sequences: Final = LiveSequences()
         model = None if drafts is None else drafts.model
+        self._draft_store = None if model is None else model.store
         self.costs: Final = StepCosts() if model is None else StepCosts(model.cost_share)
         self._admission = Admission(store, limits, self.sequences, self.costs, disk)
         self._new_sequences = SequenceFactory(new_output, draw_seed, self.namespaces, drafts)
@@ -92,8 +93,8 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         is_releasing = bool(self.store.ended)
-        if self.drafts is not None:
-            is_releasing |= self.drafts.is_releasing
+        if self._draft_store is not None:
+            is_releasing |= bool(self._draft_store.ended)
         return bool(self.sequences) or is_releasing or (self.disk is not None and self.disk.is_busy)
 
     def wait_reason(self, sequence: LiveSequence) -> WaitReason | None:
@@ -174,8 +175,8 @@ class Scheduler:
         """
         self._end_failed()
         self.store.begin_step()
-        if self.drafts is not None:
-            self.drafts.begin_step()
+        if self._draft_store is not None:
+            self._draft_store.begin_step()
         while (step := self._plan()) is None:
             if self.running or not self._admission.refused or not self.pins.drop_oldest():
                 return None
