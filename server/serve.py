@@ -90,6 +90,9 @@ async def answering_not_ready(
     try:
         yield
     finally:
+        # A callback that is due would accept a connection for a cancelled task: nobody answers it.
+        for listener in sockets:
+            asyncio.get_running_loop().remove_reader(listener)
         for task in accepting:
             task.cancel()
         await asyncio.wait(accepting)
