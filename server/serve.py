@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from uuid import uuid4
 
 import uvicorn
-from anyio import create_task_group, move_on_after, sleep
+from anyio import create_task_group, move_on_after, sleep, wait_readable
 from anyio.abc import TaskGroup
 from fastapi import FastAPI
 
@@ -90,23 +90,26 @@ async def answering_not_ready(
     try:
         yield
     finally:
-        # A callback that is due would accept a connection for a cancelled task: nobody answers it.
-        for listener in sockets:
-            asyncio.get_running_loop().remove_reader(listener)
         for task in accepting:
             task.cancel()
         await asyncio.wait(accepting)
 
 
 async def _accept(listener: socket.socket, tasks: TaskGroup) -> None:
-    loop = asyncio.get_running_loop()
+    """Have each connection answered, until the task is cancelled. Whoever listens next accepts what
+    comes then: `loop.sock_accept` would take it for a task that is gone, and lose it.
+    """
     listener.setblocking(False)
     while True:
+        await wait_readable(listener)
         try:
-            connection, _ = await loop.sock_accept(listener)
-        except OSError:
+            connection, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # its client is gone
+            continue
+        except OSError:  # such as too many open files
             await sleep(ACCEPT_RETRY_SECONDS)
         else:
+            connection.setblocking(False)
             tasks.start_soon(_answer, connection)
 
 

@@ -1,13 +1,14 @@
 """What clients get while the models are loaded that are to be there at start."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
-from anyio import Event, create_task_group, fail_after
+from anyio import Event, create_task_group, fail_after, wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
 from engine.api import Engine
@@ -71,6 +72,25 @@ async def test_a_client_that_sends_nothing_or_no_http_disturbs_no_other() -> Non
             writer.write(sent)
             writer.close()
         assert (await client.get("/health")).status_code == 503
+
+
+@pytest.mark.parametrize("n_turns", range(6))
+async def test_a_client_that_comes_as_the_models_are_there_is_not_lost(n_turns: int) -> None:
+    """It gets the 503, or waits for the server, whatever the event loop does in between."""
+    with listening("127.0.0.1", 0) as sockets:
+        async with create_task_group() as tasks:
+            async with answering_not_ready(sockets, tasks):
+                await wait_all_tasks_blocked()
+                client = socket.create_connection(sockets[0].getsockname(), WAIT_SECONDS)
+                client.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+                for _ in range(n_turns):
+                    await checkpoint()
+            with client:
+                try:
+                    sockets[0].accept()[0].close()
+                except BlockingIOError:
+                    answer = await asyncio.to_thread(client.recv, 1000)
+                    assert answer.startswith(b"HTTP/1.1 503")
 
 
 async def test_commands_say_that_a_daemon_is_starting_and_do_not_wait_for_it() -> None:
