@@ -14,7 +14,9 @@ MAX_DIGITS = 511
 """Of one number. Python takes quadratic time to write a long one."""
 
 DIGITS_BYTES = (MAX_DIGITS + 1) // 2
-"""A longer number fills a whole block of so many bytes, wherever it begins."""
+"""Of texts that are cut into blocks of this many bytes, a number of more than MAX_DIGITS digits
+covers at least one whole block.
+"""
 
 _CHUNK_BYTES = 1 << 20
 

@@ -238,7 +238,7 @@ class StepCosts:
 
     def _parts(self, shape: StepShape) -> _Parts:
         """The costs of a step's work, without the octaves' factors."""
-        rows, keys, chunks, drafts, scored_tokens, listed_rows, pooled_chunks = shape[:7]
+        rows, keys, chunks, drafts, scored_tokens, listed_rows, pooled_chunks, *of_draft = shape
         parts = _Parts()
         if rows:
             tokens = rows if rows <= _FIRST_WIDTH else self._rows.weighted(rows)
@@ -260,9 +260,8 @@ class StepCosts:
             for start, n_tokens in drafts:
                 parts += self._draft_parts(start, n_tokens)
         if shape.draft_forwards:
-            parts.append((self._draft_forward, shape.draft_forwards))
-            parts.append((self._draft_row, shape.draft_rows))
-            parts.append((self._draft_known, shape.draft_known))
+            of_model = self._draft_forward, self._draft_row, self._draft_known
+            parts += zip(of_model, of_draft, strict=True)
         return parts
 
     def _draft_parts(self, start: int, n_tokens: int) -> _Parts:

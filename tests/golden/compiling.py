@@ -60,18 +60,13 @@ def steps_of(path: DecodePath) -> Counter[str]:
     return path.compiled.steps
 
 
-class SteadySteps:
-    """Implements `ModelRunner` by another. `n` counts the steps that may be compiled: rows decode
-    or resample, and nothing else is computed.
-    """
+class OtherRunner:
+    """Implements `ModelRunner` by another, so that subclasses can see its calls."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self.n = 0
         self._runner = runner
 
     def submit(self, plan: StepPlan) -> None:
-        is_steady = all(isinstance(row, Decode | Resample) for row in plan.rows)
-        self.n += is_steady and any(isinstance(row, Decode) for row in plan.rows)
         self._runner.submit(plan)
 
     def launch(self) -> None:
@@ -82,6 +77,21 @@ class SteadySteps:
 
     def collect(self) -> StepResult:
         return self._runner.collect()
+
+
+class SteadySteps(OtherRunner):
+    """`n` counts the steps that may be compiled: rows decode or resample, and nothing else is
+    computed.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner)
+        self.n = 0
+
+    def submit(self, plan: StepPlan) -> None:
+        is_steady = all(isinstance(row, Decode | Resample) for row in plan.rows)
+        self.n += is_steady and any(isinstance(row, Decode) for row in plan.rows)
+        super().submit(plan)
 
 
 class Compiled:

@@ -1,4 +1,4 @@
-"""A draft model next to the model: the same is said with drafts and without, in fewer steps."""
+"""A draft model next to the model: texts are those without it, and take fewer steps."""
 
 import json
 import random
@@ -17,9 +17,7 @@ from engine.core.step import (
     DraftPlan,
     ModelRunner,
     SequenceId,
-    StepMasks,
     StepPlan,
-    StepResult,
 )
 from engine.mlx_backend.assembly import open_checkpoint
 from engine.mlx_backend.draft_model import other_tokens
@@ -36,7 +34,7 @@ from kvstore.ops import TablePatch
 from kvstore.store import KVStore
 from tests.checkpoints import FAMILIES, write_family
 from tests.devices import SERVING_LAUNCH
-from tests.golden.compiling import compile_at_once
+from tests.golden.compiling import OtherRunner, compile_at_once
 from tests.golden.driving import random_tokens
 from tests.golden.test_failures import from_another_thread
 from tests.offline import ChooseDecode, OfflineDaemon, Room, Served, cached_model, load
@@ -190,25 +188,16 @@ def test_an_identical_model_halves_the_steps(
     assert counts.accepted_tokens > 0.7 * counts.drafted_tokens
 
 
-class Recorder:
+class Recorder(OtherRunner):
     """A runner that keeps the plans which it is given."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self.plans: list[StepPlan] = []
 
     def submit(self, plan: StepPlan) -> None:
         self.plans.append(plan)
-        self._runner.submit(plan)
-
-    def launch(self) -> None:
-        self._runner.launch()
-
-    def draw(self, masks: StepMasks) -> None:
-        self._runner.draw(masks)
-
-    def collect(self) -> StepResult:
-        return self._runner.collect()
+        super().submit(plan)
 
     def known_tokens(self) -> int:
         """Tokens that the draft model has computed for it to draft after, since the last call."""

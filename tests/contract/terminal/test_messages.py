@@ -35,7 +35,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
+missing = pytest.mark.parametrize(
     ("model", "problem"),
     [
         ("./models/smal", "there is no directory {}/models/smal; did you mean models/small?"),
@@ -43,6 +43,9 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
          "huggingface.co cannot be reached (HF_HUB_OFFLINE is set)"),
     ],
 )  # fmt: skip
+
+
+@missing
 def test_a_name_that_is_no_model(
     model: str,
     problem: str,
@@ -68,14 +71,7 @@ def test_of_several_models_each_wrong_path_has_a_line_before_any_is_loaded(
     ]
 
 
-@pytest.mark.parametrize(
-    ("model", "problem"),
-    [
-        ("./models/smal", "there is no directory {}/models/smal; did you mean models/small?"),
-        ("llama3", "there is no directory {}/llama3, the Hugging Face cache does not have it, and "
-         "huggingface.co cannot be reached (HF_HUB_OFFLINE is set)"),
-    ],
-)  # fmt: skip
+@missing
 def test_a_draft_model_that_is_missing_is_named(
     model: str,
     problem: str,
