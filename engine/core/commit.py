@@ -126,7 +126,13 @@ class Commit:
 
     def fail(self, sequence: LiveSequence, message: str) -> None:
         """End the sequence with an error. Its KV is undefined, so none of it goes to the cache."""
-        self._emit_end(sequence, FinishReason.ERROR, message)
+        self.drop(sequence, FinishReason.ERROR, message)
+
+    def drop(
+        self, sequence: LiveSequence, reason: FinishReason, message: str | None = None
+    ) -> None:
+        """End a sequence whose KV is undefined. None of it goes to the cache."""
+        self._emit_end(sequence, reason, message)
         if (lease := self._remove(sequence)) is not None:
             self._store.release(lease)
 

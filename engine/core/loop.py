@@ -18,7 +18,7 @@ from engine.core.namespace_ids import find_namespace, find_root
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Step
 from engine.core.statistics import forget_cleared
-from engine.core.step import NO_STEP_MASKS, ModelRunner, RunnerLost
+from engine.core.step import NO_STEP_MASKS, ModelRunner, RunnerLost, StepLost, StorageLost
 from engine.grammar.stage import GrammarStage
 from engine.values.output import OutputEvent
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
@@ -101,10 +101,17 @@ class EngineLoop:
             scheduler.disk.clear(namespace)
         if CacheTier.MEMORY not in tiers:
             return
-        if scheduler.disk is not None:
-            scheduler.disk.forget(namespace)
         if scheduler.drafts is not None:
             scheduler.drafts.clear(namespace)
+        self._clear_blocks(namespace)
+
+    def _clear_blocks(self, namespace: Namespace | None) -> None:
+        """Forget the blocks of one namespace, or all, that no running request holds, those that are
+        being loaded and pinned ones among them.
+        """
+        scheduler = self.scheduler
+        if scheduler.disk is not None:
+            scheduler.disk.forget(namespace)
         scheduler.pins.clear(namespace)
         self._recount.changed()
         scheduler.store.clear(namespace)
@@ -289,14 +296,34 @@ class EngineLoop:
             self._fail(error, step)
 
     def _fail(self, error: Exception, *steps: Step | None) -> None:
-        """End the sequences of these steps after an error of the runner. Raises RunnerLost."""
+        """End the sequences of these steps after an error of the runner, or have them computed
+        again where that may help. Raises RunnerLost.
+        """
         if isinstance(error, RunnerLost):
             raise error
         logger.exception("a step failed")
         for step in steps:
-            if step is not None:
+            if step is None:
+                continue
+            if isinstance(error, StepLost):
+                self.scheduler.failed_steps.recompute(step)
+            else:
                 message = f"the step failed: {type(error).__name__}: {error}"
-                self.scheduler.fail(step, message)
+                self.scheduler.failed_steps.fail(step, message)
+        if isinstance(error, StorageLost):
+            self._lose_storage()
+
+    def _lose_storage(self) -> None:
+        """Have all running sequences computed again, and forget all that is cached in memory."""
+        logger.warning(
+            "the KV cache in memory is lost, %d pinned blocks with it: all that runs is computed "
+            "again",
+            self.scheduler.pins.n_blocks,
+        )
+        self.scheduler.failed_steps.recompute_all()
+        self._clear_blocks(None)
+        while self.scheduler.store.forget_cleared() is not None:
+            pass
 
     def _needed_grammar(self) -> GrammarStage | None:
         """The grammar stage while any sequence has a grammar."""

@@ -115,6 +115,7 @@ class Metrics:
         self.generated_tokens = 0
         self.preemptions = 0  # for lack of blocks
         self.client_preemptions = 0  # so that another client's sequence could be admitted
+        self.recomputed_sequences = 0  # because a step of theirs, or the storage, was lost
         self.late_rows = 0  # rows not sampled in a step because their mask was not known yet
         self.contradictions = 0  # found by recounting the store while the engine was idle
         self.drafts = dict.fromkeys(DraftSource, DraftCounts())

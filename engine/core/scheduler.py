@@ -19,6 +19,7 @@ from engine.core.admission import Admission
 from engine.core.budget import StepBudget, StepCosts
 from engine.core.commit import Commit
 from engine.core.drafting import DraftPolicy
+from engine.core.failed_steps import FailedSteps
 from engine.core.metrics import Metrics
 from engine.core.pins import Pins
 from engine.core.preemption import by_rows, preemption_victim
@@ -82,6 +83,9 @@ class Scheduler:
         self._had_turns = False  # whether clients had turns in the latest step
         self.pins: Final = Pins(store)
         self._commit = Commit(store, self.sequences, self._admission, metrics, drafts, self.pins)
+        self.failed_steps: Final = FailedSteps(
+            store, self.sequences, self._admission, self._commit, metrics, disk, drafts
+        )
         self.running: Sequence[LiveSequence] = self.sequences.running
         self.waiting = self._admission.waiting
 
@@ -253,19 +257,6 @@ class Scheduler:
         if self.drafts is not None and self.drafts.model is not None:
             self.drafts.model.commit(step, result)
         self._commit.step(step.rows, result.rows)
-
-    def fail(self, step: Step, message: str) -> None:
-        """End the sequences of a step that has raised, and publish nothing of it. Sequences that
-        have been preempted since it was planned go on.
-        """
-        self.store.revoke(step.plan.ops)
-        if self.disk is not None:
-            self.disk.fail(step.plan.number)
-        if self.drafts is not None and self.drafts.model is not None:
-            self.drafts.model.fail(step)
-        for planned in step.rows:
-            if planned.is_current:
-                self._commit.fail(planned.sequence, message)
 
     def _preempt_for_client(self, step: Step) -> None:
         """Preempt at most one sequence of a client that has much for a client that has little."""

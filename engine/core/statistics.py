@@ -37,6 +37,7 @@ def snapshot(
         generated_tokens=metrics.generated_tokens,
         preemptions=metrics.preemptions,
         client_preemptions=metrics.client_preemptions,
+        recomputed_sequences=metrics.recomputed_sequences,
         late_rows=metrics.late_rows,
         steps=metrics.steps,
         drafts=metrics.drafts.copy(),

@@ -269,6 +269,18 @@ class StepResult(NamedTuple):
     drafted: Mapping[SequenceId, tuple[int, ...]] | None = NOTHING_DRAFTED
 
 
+class StepLost(Exception):
+    """What a step was computed with has failed, and computes nothing any more. The step may succeed
+    if it is computed again.
+    """
+
+
+class StorageLost(StepLost):
+    """No block and no state holds what it did, for any sequence. A step that is in flight is lost
+    as well, which its `collect` says.
+    """
+
+
 class RunnerLost(Exception):
     """The device's memory is in an unknown state: nothing can be computed any more."""
 
@@ -284,7 +296,7 @@ class ModelRunner(Protocol):
     Each method may raise whatever the device raises. If `submit`, `launch` or `draw` raises, that
     step is dropped; if `collect` raises, all steps are. The blocks of their rows are then
     undefined, and all others are unchanged. If the runner cannot guarantee that, it raises
-    RunnerLost.
+    StorageLost or RunnerLost. StepLost comes a bounded number of times.
     """
 
     def submit(self, plan: StepPlan) -> None:

@@ -196,6 +196,7 @@ class EncoderThread:
             generated_tokens=0,
             preemptions=0,
             client_preemptions=0,
+            recomputed_sequences=0,
             late_rows=0,
             steps=counts.forwards,
             drafts=dict.fromkeys(DraftSource, DraftCounts()),

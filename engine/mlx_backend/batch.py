@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.step import Decode, Prefill, Resample, SequenceId, StepPlan, Verify
+from engine.mlx_backend.kv.states import are_computable
 from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.values.request import Pooling
@@ -239,6 +240,20 @@ class Batch:
             self._store_latest()
         indices = [row.index for row in rows]
         return self._tokens[mx.array(indices + indices[:1] * (size - len(rows)))].astype(mx.uint32)
+
+    def settle(self) -> None:
+        """After a step has failed: compute the tokens that rows decode next. If they cannot be
+        computed, no row of the batch decodes any more: those that do are in every step.
+        """
+        latest = [] if self._latest is None else [self._latest[1]]
+        if not are_computable([self._tokens, *latest]):
+            self.forget_tokens()
+
+    def forget_tokens(self) -> None:
+        """Release what was sampled for all rows, and the logits that were saved."""
+        self._latest, self._tokens = None, mx.zeros(self._tokens.size, dtype=mx.int32)
+        for row in self._rows.values():
+            row.logits = None
 
     def _store_latest(self) -> None:
         """Move the tokens that were drawn last to where each row finds its own."""

@@ -1,60 +1,44 @@
 """The model runner: a step's ops, prompt chunks, decodes and samples on the device."""
 
+import gc
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import chain
+from traceback import clear_frames
+from typing import NoReturn
 
 import mlx.core as mx
-import numpy as np
 
 from engine.core.step import (
     NOTHING_DRAFTED,
-    DraftPlan,
-    Failed,
-    Late,
     Prefill,
-    Prefilled,
-    Row,
-    RowResult,
     RunnerLost,
-    Sampled,
-    SampledToken,
     SequenceId,
+    StepLost,
     StepMasks,
     StepPlan,
     StepResult,
-    Vector,
-    Verified,
-    Verify,
+    StorageLost,
 )
 from engine.mlx_backend.batch import Batch, BatchRow, StepInputs
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.draft_runner import DraftRunner, SampledRow
 from engine.mlx_backend.host import MemoryMeter
-from engine.mlx_backend.kv.storage import PendingReads
+from engine.mlx_backend.kv.states import are_computable
 from engine.mlx_backend.model.batching import ForwardBatch
-from engine.mlx_backend.model.cached_model import HIDDEN_STATES, CachedModel, PendingVectors, Pooler
+from engine.mlx_backend.model.cached_model import HIDDEN_STATES, CachedModel, Pooler
 from engine.mlx_backend.model.rows import TokenSpan
-from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
-from engine.mlx_backend.verify import RowDraws, StepDraws, rows_of
-from engine.values.output import TokenLogprob
+from engine.mlx_backend.sampling.sampler import Sampler
+from engine.mlx_backend.submitted_step import (
+    AcceptedTokens,
+    GivenUp,
+    PendingForward,
+    SubmittedStep,
+)
+from engine.mlx_backend.verify import RowDraws, rows_of
 from kvstore.ops import CopyBlock, FillBlock, When
-
-
-@dataclass(frozen=True, slots=True)
-class PendingForward:
-    """A forward that has been built and not launched: the arrays to evaluate.
-
-    `first_layer`: those of its first layer, which may be launched ahead of the others. `read`: of
-    blocks that are copied before it; each list is computed before the next one is launched.
-    """
-
-    arrays: list[mx.array]
-    first_layer: list[mx.array] = field(default_factory=list)
-    read: list[list[mx.array]] = field(default_factory=list)
 
 
 class Launch(Enum):
@@ -108,37 +92,6 @@ class Launch(Enum):
 SCORED_TOKENS = 128
 """Prompt tokens scored in one forward: bounds the logits, `[tokens, vocabulary]`, in memory."""
 
-UNUSABLE = "the model's logits leave no token to choose: not a number, or all ruled out"
-NO_VECTOR = "the model's hidden states are no numbers"
-
-
-@dataclass(slots=True)
-class _SubmittedStep:
-    """A step that has been submitted and not collected. Once `awaited` has been evaluated, all of
-    it is computed.
-    """
-
-    rows: Sequence[Row]
-    late: frozenset[SequenceId] = frozenset()
-    unlaunched: Iterator[PendingForward] = field(default_factory=lambda: iter(()))
-    draws: StepDraws = field(default_factory=StepDraws)
-    drawn: Drawn | None = None
-    scored: dict[SequenceId, list[Scored]] = field(default_factory=dict)
-    pooled: list[PendingVectors] = field(default_factory=list)
-    reads: PendingReads | None = None
-    awaited: list[mx.array] = field(default_factory=list)
-    read: list[list[mx.array]] = field(default_factory=list)  # of copied blocks, for a forward
-    is_compiled: bool = False
-    draft: DraftPlan | None = None
-
-    def pending(
-        self, arrays: list[mx.array], first_layer: Sequence[mx.array] = ()
-    ) -> PendingForward:
-        """A forward of this step, to be launched."""
-        self.awaited += arrays
-        read, self.read = self.read, []
-        return PendingForward(arrays, list(first_layer), read)
-
 
 class MlxRunner:
     """Implements `ModelRunner` for an mlx-lm model over the engine's storage.
@@ -170,7 +123,7 @@ class MlxRunner:
         if decode is not None:
             sampler.draw_with = decode.draw
         self._batch = Batch(model.n_groups)
-        self._in_flight: deque[_SubmittedStep] = deque()
+        self._in_flight: deque[SubmittedStep] = deque()
 
     def submit(self, plan: StepPlan) -> None:
         """See `ModelRunner.submit`."""
@@ -180,32 +133,55 @@ class MlxRunner:
         try:
             if not self._storage.has_room_for(plan):
                 self._grow()
-            step = _SubmittedStep(plan.rows, draft=plan.draft)
-            forwards = self._build_forwards(step, plan)
-            # Copies and fills write planes that what is in flight may still read, and so does each
-            # step after one that reads for the disk: MLX would copy these planes.
-            changes = (isinstance(op, CopyBlock | FillBlock) for op in plan.ops_at(When.FIRST))
-            is_deferred = any(each.reads is not None for each in self._in_flight) or any(changes)
-            with self._computing(step):
-                if is_deferred and self._in_flight:
-                    step.unlaunched = self._launch.defer(forwards)
-                else:
-                    step.unlaunched = self._launch.begin(forwards)
-            self._in_flight.append(step)
-        except Exception:
-            self._settle()
-            raise
+            self._in_flight.append(self._begin(plan))
+        except Exception as error:
+            self._settle(error)
 
     def launch(self) -> None:
         """See `ModelRunner.launch`."""
-        step = self._in_flight[-1]
-        with self._dropping_last(), self._computing(step):
-            self._launch.finish(step.unlaunched)
+        with self._dropping_last():
+            self._finish(self._in_flight[-1])
 
     def draw(self, masks: StepMasks) -> None:
         """See `ModelRunner.draw`."""
-        step = self._in_flight[-1]
         with self._dropping_last():
+            self._draw(self._in_flight[-1], masks)
+            if self._decode_path is not None and self._decode_path.compiled is not None:
+                self._decode_path.compiled.trace_ahead()
+
+    def collect(self) -> StepResult:
+        """See `ModelRunner.collect`."""
+        try:
+            return self._collect(self._in_flight.popleft())
+        except Exception as error:
+            self._in_flight.clear()
+            self._settle(error)
+
+    # What follows has a step in frames that an error leaves, so that the step's arrays can go.
+
+    def _begin(self, plan: StepPlan) -> SubmittedStep:
+        """Begin to launch a step's forwards."""
+        step = SubmittedStep(plan.rows, self._given_up(), draft=plan.draft)
+        forwards = self._build_forwards(step, plan)
+        # Copies and fills write planes that what is in flight may still read, and so does each
+        # step after one that reads for the disk: MLX would copy these planes.
+        changes = (isinstance(op, CopyBlock | FillBlock) for op in plan.ops_at(When.FIRST))
+        is_deferred = any(each.reads is not None for each in self._in_flight) or any(changes)
+        with self._computing(step):
+            if is_deferred and self._in_flight:
+                step.unlaunched = self._launch.defer(forwards)
+            else:
+                step.unlaunched = self._launch.begin(forwards)
+        return step
+
+    def _finish(self, step: SubmittedStep) -> None:
+        """Launch the rest of a step's forwards."""
+        with self._computing(step):
+            self._launch.finish(step.unlaunched)
+
+    def _draw(self, step: SubmittedStep, masks: StepMasks) -> None:
+        """Draw the tokens of a step, and keep the logits of rows whose masks are late."""
+        with self._computing(step):
             step.late = frozenset(masks.late)
             if step.late and (saved := step.draws.keep(step.late)):
                 # Launched now: `collect` would launch it after the next step's forwards. It writes
@@ -213,57 +189,84 @@ class MlxRunner:
                 mx.async_eval(saved)
                 step.awaited += saved
             if step.draws.rows:
-                self._draw(step, masks)
-            if self._decode_path is not None and self._decode_path.compiled is not None:
-                self._decode_path.compiled.trace_ahead()
+                self._choose_tokens(step, masks)
 
-    def collect(self) -> StepResult:
-        """See `ModelRunner.collect`."""
-        step = self._in_flight.popleft()
+    def _collect(self, step: SubmittedStep) -> StepResult:
+        """Wait for a step that is not in flight any more."""
+        if step.is_lost:
+            raise StepLost("the KV cache that the step has written was lost")
         measuring = nullcontext() if self._meter is None else self._meter.step()
-        try:
-            with measuring, self._computing(step):
-                mx.eval(step.awaited)
-            accepted = _accept_tokens(step)
-            self._set_tokens_after_verification(step, accepted)
-            parts = () if step.reads is None else step.reads.parts()
-            return StepResult(_row_results(step, accepted), parts, self._continue(step, accepted))
-        except Exception:
-            self._in_flight.clear()
-            self._settle()
-            raise
+        with measuring, self._computing(step):
+            mx.eval(step.awaited)
+        accepted = step.accept_tokens()
+        self._set_tokens_after_verification(step, accepted)
+        parts = () if step.reads is None else step.reads.parts()
+        return StepResult(step.results(accepted), parts, self._continue(step, accepted))
 
     @contextmanager
     def _dropping_last(self) -> Iterator[None]:
         """Within the context an error drops the step that was submitted last."""
         try:
             yield
-        except Exception:
+        except Exception as error:
             self._in_flight.pop()
-            self._settle()
-            raise
+            self._settle(error)
 
     @contextmanager
-    def _computing(self, step: _SubmittedStep) -> Iterator[None]:
-        """Within the context the device is given the step's forwards. A compiled one that fails is
-        the last, unless another attention may be better.
+    def _computing(self, step: SubmittedStep) -> Iterator[None]:
+        """Within the context the device computes for a step. Where it fails, another attention than
+        `gather` is given up, or else what is compiled of the step. Raises StepLost if the step was
+        computed with something that has been given up since.
         """
         try:
             yield
         except Exception as error:
-            attention = self._model.execution.attention
-            if attention.fallback is not None and not _can_be_evaluated(step.awaited):
+            attention, path = self._model.execution.attention, self._decode_path
+            # It may be the failure of another step, which the device has begun before or ahead.
+            awaited = [array for each in (step, *self._in_flight) for array in each.awaited]
+            if attention.fallback is not None and not are_computable(awaited):
                 attention.give_up(error)
-            elif step.is_compiled and self._decode_path is not None:
-                self._decode_path.give_up(error)
-            raise
+            elif path is not None and step.is_compiled and not are_computable(step.awaited):
+                path.give_up(error)
+            if step.given_up == self._given_up():
+                raise
+            raise StepLost(f"{type(error).__name__}: {error}") from error
 
-    def _settle(self) -> None:
-        """After a failure. Raises RunnerLost when what the storage holds cannot be computed."""
+    def _given_up(self) -> GivenUp:
+        """What has failed on the device, and computes no more steps."""
+        compiled = None if self._decode_path is None else self._decode_path.compiled
+        has_compiled_failed = compiled is not None and bool(compiled.problem)
+        return bool(self._model.execution.attention.problem), has_compiled_failed
+
+    def _settle(self, error: Exception) -> NoReturn:
+        """Raise the error of a step, which has been dropped, once all that is left is computed. If
+        what the storage holds cannot be computed, raise StorageLost in place of StepLost, and
+        RunnerLost in place of any other.
+        """
+        self._batch.settle()
         try:
-            mx.eval(self._storage.arrays())
-        except Exception as error:
-            raise RunnerLost(f"the KV cache cannot be computed: {error}") from error
+            self._storage.settle()
+        except Exception as why:
+            if not isinstance(error, StepLost):
+                raise RunnerLost(f"the KV cache cannot be computed: {why}") from why
+            self._renew_storage(error)
+            raise StorageLost(str(error)) from error
+        raise error
+
+    def _renew_storage(self, error: StepLost) -> None:
+        """Begin with an empty storage. Raises RunnerLost where memory for it cannot be had."""
+        # Arrays that cannot be computed refer to what they were to be computed from: all planes.
+        self._batch.forget_tokens()
+        self._in_flight = deque(
+            SubmittedStep(step.rows, step.given_up, is_lost=True) for step in self._in_flight
+        )
+        for each in (error, error.__cause__):
+            clear_frames(None if each is None else each.__traceback__)
+        gc.collect()  # a step and the generator of its forwards refer to each other
+        try:
+            self._storage.renew()
+        except Exception as why:
+            raise RunnerLost(f"the KV cache cannot be made anew: {why}") from why
 
     def grow_ahead(self) -> None:
         """Let the arena grow if a step may soon need that: while the engine is idle nobody waits
@@ -276,6 +279,9 @@ class MlxRunner:
         """Let the arena grow, and forget what was traced for its smaller planes. Raises RunnerLost
         where that fails: some layers may have grown.
         """
+        for step in self._in_flight:
+            with self._computing(step):
+                mx.eval(step.awaited)
         mx.synchronize()
         try:
             self._storage.grow()
@@ -284,7 +290,7 @@ class MlxRunner:
         if self._decode_path is not None and self._decode_path.compiled is not None:
             self._decode_path.compiled.forget_traces()
 
-    def _build_forwards(self, step: _SubmittedStep, plan: StepPlan) -> Iterator[PendingForward]:
+    def _build_forwards(self, step: SubmittedStep, plan: StepPlan) -> Iterator[PendingForward]:
         """All forwards of the step, each to be launched before the next is built."""
         try:
             step.read = self._storage.execute(plan.ops_at(When.FIRST))
@@ -305,7 +311,7 @@ class MlxRunner:
             step.awaited += step.reads.arrays()
 
     def _build_eager_forwards(
-        self, step: _SubmittedStep, plan: StepPlan
+        self, step: SubmittedStep, plan: StepPlan
     ) -> Iterator[PendingForward]:
         """The step's forwards without a compiled one, prompts before decodes."""
         inputs = self._batch.prepare_inputs(plan)
@@ -323,7 +329,7 @@ class MlxRunner:
             yield self._compute(step, inputs, batch)
         _add_resampled(step, inputs.resampled)
 
-    def _decode(self, step: _SubmittedStep, plan: StepPlan) -> PendingForward | None:
+    def _decode(self, step: SubmittedStep, plan: StepPlan) -> PendingForward | None:
         """The compiled forward of a steady step; None where the eager path is to compute it."""
         path = self._decode_path
         if path is None or path.compiled is None:
@@ -343,7 +349,7 @@ class MlxRunner:
         return step.pending([logits, *self._storage.states.unevaluated()])
 
     def _compute(
-        self, step: _SubmittedStep, inputs: StepInputs, batch: ForwardBatch
+        self, step: SubmittedStep, inputs: StepInputs, batch: ForwardBatch
     ) -> PendingForward:
         """A forward from which tokens are sampled, or whose last tokens are pooled."""
         computed = self._model.forward(batch, inputs.token_ids)
@@ -365,7 +371,7 @@ class MlxRunner:
         return step.pending(arrays, computed.first_layer)
 
     def _pool(
-        self, step: _SubmittedStep, token_ids: mx.array, prefill: Prefill, span: TokenSpan
+        self, step: SubmittedStep, token_ids: mx.array, prefill: Prefill, span: TokenSpan
     ) -> PendingForward:
         """A forward whose tokens are pooled, the first or all."""
         computed = self._model.forward(ForwardBatch(((span,),)), token_ids)
@@ -374,7 +380,7 @@ class MlxRunner:
         return step.pending([pooled.vectors, *computed.fences], computed.first_layer)
 
     def _score(
-        self, step: _SubmittedStep, token_ids: mx.array, prefill: Prefill, span: TokenSpan
+        self, step: SubmittedStep, token_ids: mx.array, prefill: Prefill, span: TokenSpan
     ) -> Iterator[PendingForward]:
         """Forwards that score the token after each of a row's, SCORED_TOKENS at a time."""
         assert prefill.score is not None
@@ -388,7 +394,7 @@ class MlxRunner:
                 arrays += scores[-1].arrays()
             yield step.pending(arrays, computed.first_layer)
 
-    def _draw(self, step: _SubmittedStep, masks: StepMasks) -> None:
+    def _choose_tokens(self, step: SubmittedStep, masks: StepMasks) -> None:
         """Choose the step's tokens, and let the batch's rows decode them next."""
         draws = step.draws
         if masks.sequence_ids:
@@ -399,7 +405,7 @@ class MlxRunner:
         try:
             mx.async_eval(drawn.arrays())
         except Exception as error:
-            if self._decode_path is not None:
+            if self._decode_path is not None and are_computable(step.awaited):
                 self._decode_path.give_up(error)
             raise
         step.awaited += drawn.arrays()
@@ -411,7 +417,7 @@ class MlxRunner:
         draws.drop_logits()
 
     def _continue(
-        self, step: _SubmittedStep, accepted: "_AcceptedTokens"
+        self, step: SubmittedStep, accepted: AcceptedTokens
     ) -> Mapping[SequenceId, tuple[int, ...]] | None:
         """The draft model's tokens after those that the step has sampled; see `StepResult`."""
         if step.draft is None or self._draft_runner is None:
@@ -424,9 +430,7 @@ class MlxRunner:
             step.draft, sampled, lambda forwards: self._launch.finish(map(PendingForward, forwards))
         )
 
-    def _set_tokens_after_verification(
-        self, step: _SubmittedStep, accepted: "_AcceptedTokens"
-    ) -> None:
+    def _set_tokens_after_verification(self, step: SubmittedStep, accepted: AcceptedTokens) -> None:
         """Rows with drafts continue after the accepted tokens, which only now are known."""
         rows = [one.row for one in step.draws.rows if one.drafts and accepted[one.row.sequence_id]]
         if rows:
@@ -434,66 +438,7 @@ class MlxRunner:
             self._batch.set_next_tokens(rows, mx.array(lasts, dtype=mx.uint32))
 
 
-def _add_resampled(step: _SubmittedStep, rows: Sequence[BatchRow]) -> None:
+def _add_resampled(step: SubmittedStep, rows: Sequence[BatchRow]) -> None:
     """Let the step draw for rows from the logits that an earlier step has saved."""
     for row in rows:
         step.draws.add([RowDraws(row)], row.take_saved_logits())
-
-
-_AcceptedTokens = Mapping[SequenceId, Sequence[SampledToken]]
-"""Of each row that was drawn; no tokens where one of them could not be drawn."""
-
-
-def _accept_tokens(step: _SubmittedStep) -> _AcceptedTokens:
-    """Read the step's draws, and move its rows to after the accepted tokens."""
-    found: dict[SequenceId, Sequence[SampledToken]] = {}
-    tokens = step.drawn.read() if step.drawn is not None else []
-    for one, accepted in step.draws.accepted_tokens(tokens):
-        if accepted is not None:
-            one.accept(accepted)
-        found[one.row.sequence_id] = accepted or ()
-    return found
-
-
-def _can_be_evaluated(arrays: list[mx.array]) -> bool:
-    """Whether the device computes these arrays."""
-    try:
-        mx.eval(arrays)
-    except Exception:  # MLX may raise anything
-        return False
-    return True
-
-
-def _row_results(step: _SubmittedStep, accepted: _AcceptedTokens) -> tuple[RowResult, ...]:
-    """The result of each of the step's rows."""
-    scores = {sequence_id: _scores_of(parts) for sequence_id, parts in step.scored.items()}
-    vectors = dict[SequenceId, Vector](one for part in step.pooled for one in part.read())
-
-    def result(row: Row) -> RowResult:
-        sequence_id = row.sequence_id
-        own_scores = scores.get(sequence_id, ())
-        tokens = accepted.get(sequence_id)
-        if own_scores is None or (tokens is not None and not tokens):
-            return Failed(UNUSABLE)
-        if sequence_id in step.late:
-            return Late(own_scores)
-        if tokens is not None and isinstance(row, Verify):
-            return Verified(tuple(tokens))
-        if tokens is not None:
-            return Sampled(tokens[0], own_scores)
-        vector = vectors.get(sequence_id)
-        if vector is not None and not np.isfinite(vector).all():
-            return Failed(NO_VECTOR)
-        return Prefilled(own_scores, vector)
-
-    return tuple(map(result, step.rows))
-
-
-def _scores_of(parts: Sequence[Scored]) -> tuple[TokenLogprob, ...] | None:
-    """The scores of a row's tokens; None where any of its logits are no distribution."""
-    scores = list[TokenLogprob]()
-    for part in parts:
-        if (part_scores := part.read()) is None:
-            return None
-        scores += part_scores
-    return tuple(scores)

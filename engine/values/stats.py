@@ -189,7 +189,7 @@ class DecodeStats:
     `problem` is the failure because of which decodes are eager, or empty.
 
     `attention_problem` is the failure because of which attention is `gather`, or empty, and
-    `attention_fallbacks` counts the forwards that were computed again with it.
+    `attention_fallbacks` counts the forwards and steps that were computed again with it.
     """
 
     why: str
@@ -323,6 +323,7 @@ class EngineStats:
     generated_tokens: int
     preemptions: int  # for lack of blocks
     client_preemptions: int  # so that another client's sequence could be admitted
+    recomputed_sequences: int  # because a step of theirs, or the storage, was lost
     late_rows: int  # rows not sampled in a step because their mask was not known yet
     steps: int
     drafts: Mapping[DraftSource, DraftCounts]

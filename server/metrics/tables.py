@@ -120,6 +120,12 @@ ENGINE: tuple[Row[EngineStats], ...] = (
         lambda s: s.client_preemptions,
     ),
     Counter(
+        "rootstock_recomputed_sequences",
+        "Sequences sent back to the queue, and computed again, because an attention or a compiled "
+        "step failed on the device.",
+        lambda s: s.recomputed_sequences,
+    ),
+    Counter(
         "rootstock_grammar_stalls",
         "Rows that were not sampled in a step because the mask of their grammar was late.",
         lambda s: s.late_rows,
@@ -265,8 +271,8 @@ DECODE: tuple[Row[DecodeStats], ...] = (
     ),
     Counter(
         "rootstock_attention_fallbacks",
-        "Forwards computed again with gather, which serves since, because another attention "
-        "failed.",
+        "Forwards and steps computed again with gather, which serves since, because another "
+        "attention failed.",
         lambda d: d.attention_fallbacks,
     ),
 )
@@ -408,7 +414,7 @@ VLLM: tuple[Row[EngineStats], ...] = (
     Counter(
         "vllm:num_preemptions",
         "Sequences sent back to the queue.",
-        lambda s: s.preemptions + s.client_preemptions,
+        lambda s: s.preemptions + s.client_preemptions + s.recomputed_sequences,
     ),
     Counter(
         "vllm:spec_decode_num_drafts",

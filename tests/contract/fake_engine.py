@@ -336,6 +336,7 @@ class FakeEngine:
             generated_tokens=30,
             preemptions=1,
             client_preemptions=2,
+            recomputed_sequences=3,
             late_rows=3,
             contradictions=self.n_contradictions,
             steps=40,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-from engine.core.step import RunnerLost, Sampling
+from engine.core.step import Sampled, Sampling, StorageLost
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.gpu.paged import PagedAttention, smaller_units
 from engine.mlx_backend.kv.arena import Arena, LayerArena
@@ -24,7 +24,7 @@ from engine.values.attention import GATHER, TimedCell
 from measuring.random_checkpoint import VOCAB_SIZE
 from tests.devices import cpu_attention
 from tests.golden.compiling import Compiled, expect_same_outputs
-from tests.golden.driving import compute
+from tests.golden.driving import compute, compute_one
 from tests.golden.test_compiled import GREEDY, ROOM, come_and_go, request
 from tests.golden.test_failures import from_another_thread, one_chunk
 from tests.offline import OfflineDaemon, Room, Served, cached_model
@@ -205,20 +205,20 @@ class FailsOnTheDevice(Attention):
         return Hopeless()
 
 
-def test_a_failure_on_the_device_is_noted_before_the_engine_ends(
+def test_a_failure_on_the_device_costs_what_is_stored(
     served_of: Callable[[str], Served], launch: Launch
 ) -> None:
-    """K and V of later layers hang on it, so that nothing can be computed again. The engine that is
-    started next knows of it.
-    """
+    """K and V of later layers hang on it. The same step is computed next, in another storage."""
     failures = list[str]()
     attention = chosen(FailsOnTheDevice(), ALWAYS, failures)
     model = cached_model(served_of("qwen3"), attention, Room(n_blocks=4))
     runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch)
-    with pytest.raises(RunnerLost):
-        compute(runner, one_chunk(0, [5, 6], Sampling(GREEDY, seed=0)))
+    sampling = Sampling(GREEDY, seed=0)
+    with pytest.raises(StorageLost):
+        compute(runner, one_chunk(0, [5, 6], sampling))
     assert failures == [attention.problem]
     assert attention.problem
+    assert isinstance(compute_one(runner, one_chunk(1, [5, 6], sampling)), Sampled)
 
 
 def test_an_error_that_gather_has_too_is_not_the_attention_s(

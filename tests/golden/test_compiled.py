@@ -20,7 +20,6 @@ from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.values.output import OutputEvent
 from engine.values.request import Dry, Request, SamplingParams, Xtc
 from engine.values.tokens import pack
 from measuring.random_checkpoint import VOCAB_SIZE
@@ -425,7 +424,7 @@ def test_a_compiled_step_that_cannot_be_computed_is_the_last_one(
     part: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its rows fail, and all later ones decode eagerly."""
+    """Its rows are computed again, and decode eagerly as all later ones do."""
     compiled = Compiled(served, attention, ROOM, launch=launch)
     daemon = compiled.daemon
     expected = OfflineDaemon(served, attention, ROOM).serve(request("r0", 6, 40))
@@ -441,12 +440,9 @@ def test_a_compiled_step_that_cannot_be_computed_is_the_last_one(
         )
 
     monkeypatch.setattr(mx, "compile", compile_wrongly)
-    for name, prompt_tokens in (("failing", 9), ("next to it", 11)):
-        daemon.add(request(name, prompt_tokens, 40))
-    events = list[OutputEvent]()
-    while not daemon.loop.is_idle:
-        events += daemon.turn()
-    assert {event.request_id for event in events if event.error} == {"failing", "next to it"}
+    rows = [request("failing", 9, 40), request("next to it", 11, 40)]
+    assert daemon.serve(*rows) == OfflineDaemon(served, attention, ROOM).serve(*rows)
+    assert daemon.scheduler.metrics.recomputed_sequences > 0
     assert daemon.serve(request("again", 6, 40))["again", 0] == expected["r0", 0]
     # The first draw of these rows is after their prompts.
     assert compiled.steps[""] == n_compiled + (part == "forward")

@@ -51,6 +51,9 @@ class Happening(StrEnum):
     CLIENT_BLOCKS = "sequences preempted for another client's blocks"
     PINNED = "turns in which prefixes were pinned"
     HOST_FAILED = "sequences whose own code on the host raised"
+    STEP_LOST = "steps lost, with their blocks"
+    STORAGE_LOST = "steps lost, with all that was stored"
+    RECOMPUTED = "sequences computed again after such a loss"
     READMITTED = "sequences admitted again while their row was in flight"
 
 

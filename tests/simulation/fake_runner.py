@@ -22,9 +22,11 @@ from engine.core.step import (
     SampledToken,
     Sampling,
     SequenceId,
+    StepLost,
     StepMasks,
     StepPlan,
     StepResult,
+    StorageLost,
     Vector,
     Verified,
     Verify,
@@ -111,6 +113,7 @@ class Flight:
     """
 
     plan: StepPlan
+    is_lost: bool = False  # it was in flight when the storage was lost
     kv: dict[SequenceId, list[int]] = field(default_factory=dict)
     drafts: dict[SequenceId, tuple[int, ...]] = field(default_factory=dict)
     sampled: dict[SequenceId, tuple[SampledToken, ...]] = field(default_factory=dict)
@@ -127,8 +130,9 @@ class FakeRunner:
     """Computes the hash model of `tests.simulation.model`, reading and writing slots by block.
 
     Asserts what a real device could not notice: that no block is written which has another holder.
-    `fault` is called whenever a real runner might raise, and may raise. `op_fault` is called before
-    each op that changes what is cached, and may raise. `row_fault` names rows that fail alone.
+    `fault` is called whenever a real runner might raise, and may raise: after StorageLost nothing
+    is left of what blocks and states held. `op_fault` is called before each op that changes what is
+    cached, and may raise. `row_fault` names rows that fail alone.
     """
 
     def __init__(
@@ -164,16 +168,16 @@ class FakeRunner:
         return self._slots.get((block, slot), (0, 0))[1]
 
     def window(self, group: int, own: SlotId, slot: int) -> int:
-        return self._windows[group, own, slot]
+        return self._windows.get((group, own, slot), 0)
 
     def state(self, slot: SlotId) -> State:
-        return self._states[slot]
+        return self._states.get(slot, State())
 
     def submit(self, plan: StepPlan) -> None:
         assert plan.rows or plan.ops, "a step that does nothing"
         assert not any(flight.drafts for flight in self._flights), "nobody knows where it goes on"
         self._change_batch(plan)
-        self._fault()
+        self._meet_fault()
         self._execute_all(plan.ops_at(When.FIRST))
         self._states_before.clear()
         flight = Flight(plan)
@@ -181,7 +185,7 @@ class FakeRunner:
             if isinstance(row, Prefill):
                 self._prefill(flight, row)
         if self._launching is Launching.WHEN_IDLE:
-            self._fault()  # the launch of a later forward fails: what is before it is computed
+            self._meet_fault()  # the launch of a later forward fails: what is before it is computed
         self._execute_all(plan.ops_at(When.AFTER_PREFILLS))
         for row in plan.rows:
             if isinstance(row, Prefill) and row.pooling is Pooling.LAST:
@@ -214,13 +218,29 @@ class FakeRunner:
     def draw(self, masks: StepMasks) -> None:
         flight = self._flights[-1]
         try:
-            self._fault()
-        except BaseException:
+            self._meet_fault()
+        except BaseException as error:
             self._flights.pop()
-            if self._launching is Launching.AHEAD:
+            if self._launching is Launching.AHEAD and not isinstance(error, StorageLost):
                 self._leave_decodes_out(flight.plan)
             raise
         self._sample(flight, masks)
+
+    def _meet_fault(self) -> None:
+        try:
+            self._fault()
+        except StorageLost:
+            for of_storage in (self._slots, self._windows, self._states, self._states_before):
+                of_storage.clear()
+            self._forget_tokens()
+            for flight in self._flights:
+                flight.is_lost = True
+            raise
+
+    def _forget_tokens(self) -> None:
+        """No row of the batch can decode any more."""
+        for row in self._rows.values():
+            row.last_token = row.kept_kv = None
 
     def _leave_decodes_out(self, plan: StepPlan) -> None:
         """Where another forward comes first, decodes are launched only when the step samples."""
@@ -263,10 +283,13 @@ class FakeRunner:
 
     def collect(self) -> StepResult:
         flight = self._flights.popleft()
+        if flight.is_lost:
+            raise StepLost("its storage was lost")
         try:
-            self._fault()
+            self._meet_fault()
         except BaseException:
             self._flights.clear()
+            self._forget_tokens()  # nobody knows which of them were sampled by these steps
             raise
         results = tuple(self._result(flight, row) for row in flight.plan.rows)
         return StepResult(results, tuple(flight.read))
@@ -432,7 +455,7 @@ class FakeRunner:
         past = [kv]
         for position in range(row.position):
             block = row.tables[None][position // self._block_size]
-            previous, own = self._slots[block, position % self._block_size]
+            previous, own = self._slots.get((block, position % self._block_size), (-1, -1))
             assert previous == kv, f"position {position} holds KV of another prefix"
             kv = own
             past.append(kv)

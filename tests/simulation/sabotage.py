@@ -13,6 +13,7 @@ import pytest
 import engine.core.scheduler
 from engine.core.admission import Admission
 from engine.core.commit import Commit
+from engine.core.loop import EngineLoop
 from engine.core.pins import Pins
 from engine.core.queue import WaitingQueue
 from engine.core.request import Namespaces
@@ -208,6 +209,11 @@ def _ban_along_draft(sequence: LiveSequence, n_draft: int = 0) -> tuple[int, ...
 def _of_any_lease(planned: PlannedRow) -> bool:
     """A result counts if its sequence has a lease, whichever."""
     return planned.sequence.lease is not None
+
+
+def _keep_cached(loop: EngineLoop) -> None:
+    """What was cached is found after the storage was lost."""
+    loop.scheduler.failed_steps.recompute_all()
 
 
 def _nothing(*args: object) -> None:
@@ -430,6 +436,14 @@ SABOTAGES: Sequence[Sabotage] = (
         _nothing,
         578,
         "awaits a step that is over",
+    ),
+    Sabotage(
+        "what was cached before the storage was lost is found",
+        EngineLoop,
+        "_lose_storage",
+        _keep_cached,
+        596,
+        "KV of another prefix|another's state is attached",
     ),
     Sabotage(
         "the result of an earlier lease counts",

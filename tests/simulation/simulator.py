@@ -11,7 +11,7 @@ from random import Random
 from engine.api import InvalidRequest, QueueFull
 from engine.core.namespace_ids import namespace_id
 from engine.core.sequence import LiveSequence
-from engine.core.step import SequenceId
+from engine.core.step import SequenceId, StepLost, StorageLost
 from engine.drafts.proposer import Proposer, first_rates
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.stats import CacheTier
@@ -50,6 +50,11 @@ PINNING_RATES = 0.0, 0.0, 0.3
 PINNING_MACHINES = 11
 """One machine in this many has a small arena, and clients that pin prefixes in it."""
 
+LOSING_MACHINES = 13
+"""One machine in this many loses steps, and all that is stored."""
+
+LOST = {StepLost: Happening.STEP_LOST, StorageLost: Happening.STORAGE_LOST}
+
 CLEARED = {
     (CacheTier.MEMORY,): Happening.CLEARED_MEMORY,
     (CacheTier.DISK,): Happening.CLEARED_DISK,
@@ -66,8 +71,7 @@ class Simulation:
     def __init__(self, seed: int) -> None:
         random = self.random = Random(seed)
         self._launching = list(Launching)[seed % len(Launching)]
-        self.now = 0.0
-        self.steps = 0
+        self.now, self.steps = 0.0, 0
         self.census = Census()
         self.receivers: dict[str, Receiver] = {}
         self._n_events = 0
@@ -75,6 +79,8 @@ class Simulation:
         self._fault_rate = random.choice([0.0, 0.0, 0.01, 0.1])
         self._op_faults = Random(f"ops {seed}")
         self._op_fault_rate = self._op_faults.choice([0.0, 0.0, 0.3])
+        self._losses = Random(f"losses {seed}")
+        self._loss_rate = self._losses.choice([0.02, 0.1]) if seed % LOSING_MACHINES == 11 else 0.0
         self._host_faults = Random(f"host {seed}")
         self._host_fault_rate = self._host_faults.choice([0.0, 0.0, 0.002, 0.02])
         self._crowds = random.choice([[1], [1, 1, 3]])
@@ -176,9 +182,10 @@ class Simulation:
     def _turn(self) -> None:
         self.daemon.inbox.post(lambda: None)
         metrics = self.daemon.scheduler.metrics
-        late_rows = metrics.late_rows
+        late_rows, recomputed = metrics.late_rows, metrics.recomputed_sequences
         self.loop.turn()
         self.census[Happening.SAT_OUT] += metrics.late_rows - late_rows
+        self.census[Happening.RECOMPUTED] += metrics.recomputed_sequences - recomputed
         self.daemon.inbox.check()
         self.steps += 1
         self._watch.turned()
@@ -227,7 +234,7 @@ class Simulation:
 
     def settle(self) -> None:
         """No more arrivals: everybody must come to an end, and leave nothing held."""
-        self._fault_rate = self._op_fault_rate = self._host_fault_rate = 0.0
+        self._fault_rate = self._op_fault_rate = self._host_fault_rate = self._loss_rate = 0.0
         temper = self.tier.temper
         self.tier.temper = replace(
             HEALTHY, meanwhile=temper.meanwhile, longest_path=temper.longest_path
@@ -385,6 +392,10 @@ class Simulation:
     def _fault(self) -> None:
         if self.random.random() < self._fault_rate:
             raise InjectedError("injected")
+        if self._losses.random() < self._loss_rate:
+            loss = self._losses.choice([StepLost, StorageLost])
+            self.census[LOST[loss]] += 1
+            raise loss("no request may end with this")
 
     def _op_fault(self) -> None:
         """A step may fail after some of its ops have been carried out."""

@@ -150,7 +150,7 @@ class Harness:
             self.runner.draw(NO_STEP_MASKS)
             result = self.runner.collect()
         except RuntimeError as error:
-            self.scheduler.fail(step, str(error))
+            self.scheduler.failed_steps.fail(step, str(error))
         else:
             self.scheduler.commit(step, result)
 

@@ -16,7 +16,16 @@ from engine.core.loop import EngineLoop
 from engine.core.metrics import Metrics
 from engine.core.namespace_ids import namespace_id
 from engine.core.scheduler import Scheduler
-from engine.core.step import DraftNext, DraftPlan, Limits, SequenceId, StepPlan, StepResult
+from engine.core.step import (
+    DraftNext,
+    DraftPlan,
+    Limits,
+    SequenceId,
+    StepLost,
+    StepPlan,
+    StepResult,
+    StorageLost,
+)
 from engine.output.text import output_factory
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
@@ -139,8 +148,9 @@ class Engine:
         pool, draft_pool = BlockPool(n_blocks), BlockPool(max(n_draft_blocks, 1))
         self.store = KVStore(pool, RadixTree(pool, BLOCK_SIZE), BLOCK_SIZE)
         self.draft_store = KVStore(draft_pool, RadixTree(draft_pool, BLOCK_SIZE), BLOCK_SIZE)
-        self.fault_rate = 0.0
+        self.fault_rate = self.loss_rate = 0.0
         self._faults = Random(f"faults {seed}")
+        self._losses = Random(f"losses {seed}")
         self.runner = DraftingRunner(pool, draft_pool, self._fault, lambda: random.random() < right)
         model = DraftModel(self.draft_store, context_tokens, cost_share)
         self.scheduler = Scheduler(
@@ -164,11 +174,14 @@ class Engine:
     def _fault(self) -> None:
         if self._faults.random() < self.fault_rate:
             raise InjectedError("injected")
+        if self._losses.random() < self.loss_rate:
+            raise self._losses.choice([StepLost, StorageLost])("lost")
 
     def _deliver(self, events: list[OutputEvent]) -> None:
         for event in events:
             self.tokens[event.request_id] += event.token_ids
             if event.error is not None:
+                assert "injected" in event.error
                 self.errors.add(event.request_id)
 
     def add(self, request: Request) -> None:
@@ -201,7 +214,7 @@ def request(name: str, seed: int, n_prompt: int = 9, max_tokens: int = 40) -> Re
 def test_its_kv_is_that_of_the_sequences_under_random_load(
     seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With preemptions, aborts, clears and steps that fail. The runner compares KV."""
+    """With preemptions, aborts, clears, and steps that fail or are lost. The runner compares KV."""
     caplog.set_level("CRITICAL")
     random = Random(seed)
     engine = Engine(
@@ -211,6 +224,7 @@ def test_its_kv_is_that_of_the_sequences_under_random_load(
         seed=seed,
     )
     engine.fault_rate = random.choice([0.0, 0.01])
+    engine.loss_rate = [0.0, 0.02][seed % 2]
     prompts = [prompt(n, random.randrange(1, 30)) for n in range(4)]
     wanted = [
         Request(

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from engine.mlx_backend.runner import Launch, PendingForward
+from engine.mlx_backend.runner import Launch
+from engine.mlx_backend.submitted_step import PendingForward
 
 
 def forwards(built: list[int]) -> Iterator[PendingForward]:

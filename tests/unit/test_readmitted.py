@@ -114,7 +114,7 @@ def test_a_failed_step_does_not_end_a_sequence_that_was_readmitted_since() -> No
     lives = list[bool]()
 
     def fail(sequence: LiveSequence, before: Step) -> None:
-        machine.harness.scheduler.fail(before, "the step failed")
+        machine.harness.scheduler.failed_steps.fail(before, "the step failed")
         lives.append(sequence.is_live and sequence.lease is not None)
 
     machine = Machine(fail)

@@ -62,12 +62,15 @@ class LayerArena:
         self._is_rotated = shape.is_rotated
         self.query_heads = 0
         self._is_checked = False  # whether the model has written arrays of the right shape
-        n_slots, parts = self.n_heads * block_size, shape.parts
+        self.planes: tuple[mx.array, ...] = ()
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Make planes of zeros in place of those that there are."""
+        n_slots, parts = self.n_heads * self.block_size, self.shape.parts
         if self.heads.share_plane:
-            n_slots, parts = 2 * n_slots, shape.codecs[0].planes
-        self.planes: tuple[mx.array, ...] = tuple(
-            mx.zeros((n_slots, *part.shape), part.dtype) for part in parts
-        )
+            n_slots, parts = 2 * n_slots, self.shape.codecs[0].planes
+        self.planes = tuple(mx.zeros((n_slots, *part.shape), part.dtype) for part in parts)
 
     @property
     def values_at(self) -> int:
@@ -323,6 +326,17 @@ class Arena:
         for layer in self.layers:
             layer.grow(wanted + 2)
         self.n_allocated = wanted
+
+    def release(self) -> None:
+        """Release all planes, which cannot be computed any more. `allocate` must follow."""
+        for layer in self.layers:
+            layer.planes = ()
+
+    def allocate(self) -> None:
+        """Make all planes anew, of as many blocks as before. They hold zeros."""
+        for layer in self.layers:
+            layer.allocate()
+        mx.eval(self.planes())
 
     def place(self, block: Place) -> Place:
         """The position of blocks in the planes: their id. In an arena that grows it is two more,

@@ -118,6 +118,10 @@ class StateArena:
         self.saved_shapes = tuple(saved_shapes)
         self.n_slots = counts.total
         self._most_bytes = StateBytes(state_bytes(shapes), state_bytes(saved_shapes)).total(counts)
+        self.reset()
+
+    def reset(self) -> None:
+        """Give all slots the initial state."""
         self._batches: dict[SlotId, _Batch] = {}
         self._before_step: dict[SlotId, tuple[list[mx.array], int]] = {}  # arrays and row
         self._bytes = 0  # of all batches
@@ -169,6 +173,16 @@ class StateArena:
         """The arrays of states that are new since the last call, for the caller to evaluate."""
         arrays, self._unevaluated = self._unevaluated, []
         return arrays
+
+    def drop_failed(self) -> None:
+        """Compute all states. Slots of a state that cannot be computed, because its step has
+        failed, have the initial one.
+        """
+        self._unevaluated = []
+        for batch in tuple(dict.fromkeys(self._batches.values())):
+            if not are_computable(batch.arrays):
+                for slot in tuple(batch.row_of):
+                    self._unbind(slot)
 
     def _read(self, slots: Sequence[SlotId], shapes: Sequence[ArrayShape]) -> list[mx.array]:
         runs = [
@@ -234,6 +248,15 @@ class StateArena:
                 self._batches[slot] = kept
             self._bytes += kept.bytes - batch.bytes
             self._unevaluated += kept.arrays
+
+
+def are_computable(arrays: list[mx.array]) -> bool:
+    """Compute arrays. Returns whether the device does it."""
+    try:
+        mx.eval(arrays)
+    except Exception:  # MLX may raise anything
+        return False
+    return True
 
 
 def _as_type(array: mx.array, dtype: mx.Dtype) -> mx.array:

@@ -313,8 +313,28 @@ class Storage:
 
     def arrays(self) -> list[mx.array]:
         """All that a forward may have written, to be evaluated at once and not kept."""
-        windows = [array for arena in self.windows for array in arena.planes()]
-        return [*self.full.planes(), *windows, *self.states.unevaluated()]
+        return [*self._planes(), *self.states.unevaluated()]
+
+    def _planes(self) -> list[mx.array]:
+        return [plane for arena in (self.full, *self.windows) for plane in arena.planes()]
+
+    def settle(self) -> None:
+        """After a step has failed: compute what all blocks and states hold. States that cannot be
+        computed are those of its rows. Raises what MLX raises where blocks cannot be computed.
+        """
+        self.states.drop_failed()
+        mx.eval(self._planes())
+
+    def renew(self) -> None:
+        """Have all blocks hold zeros, and all states be initial ones, in new arrays. The former
+        ones are released first, as far as nothing else refers to them.
+        """
+        arenas = (self.full, *self.windows)
+        for arena in arenas:
+            arena.release()
+        self.states.reset()
+        for arena in arenas:
+            arena.allocate()
 
 
 def _last_block(plan: StepPlan) -> int:

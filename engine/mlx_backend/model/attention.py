@@ -71,7 +71,7 @@ class Attention:
     `in_place_tokens`: in arenas that it `covers`, rows of up to this many tokens are not padded to
     the longest, and take no memory for their keys; 0: all are gathered.
     `fallback`: computes a forward again that has failed; None: nothing does. `problem`: the failure
-    for which it serves, and `fallbacks` the number of forwards that were computed again.
+    for which it serves, and `fallbacks` the number of forwards and steps that have failed.
     """
 
     name = "gather"
@@ -121,8 +121,8 @@ class Attention:
         return False
 
     def give_up(self, error: Exception) -> None:
-        """Attend by `fallback` from now on: it has computed a forward that had failed. Called only
-        where there is one.
+        """Attend by `fallback` from now on: it has computed a forward that had failed, or a step of
+        the device has failed. Called only where there is one.
         """
 
     def shares_prefixes(self, table: BlockTable) -> bool:

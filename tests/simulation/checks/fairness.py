@@ -19,6 +19,7 @@ def watch(scheduler: Scheduler, census: Census) -> None:
     """Put watchful parts into a scheduler that has not begun."""
     admission = FairAdmission(scheduler, census)
     scheduler._admission = scheduler._commit._admission = admission
+    scheduler.failed_steps._admission = admission
     scheduler.waiting = admission.waiting
 
 

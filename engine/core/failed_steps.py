@@ -1,0 +1,70 @@
+"""What becomes of the sequences of a step that has raised: they end, or are computed again."""
+
+from engine.core.admission import Admission
+from engine.core.commit import Commit
+from engine.core.drafting import DraftPolicy
+from engine.core.metrics import Metrics
+from engine.core.sequence import LiveSequence, LiveSequences, Status, Step
+from engine.disk_cache.cache import DiskCache
+from engine.values.output import FinishReason
+from kvstore.store import KVStore
+
+
+class FailedSteps:
+    """Nothing of a failed step is published. Sequences that have been preempted since it was
+    planned are not affected.
+    """
+
+    def __init__(
+        self,
+        store: KVStore,
+        sequences: LiveSequences,
+        admission: Admission,
+        commit: Commit,
+        metrics: Metrics,
+        disk: DiskCache | None,
+        drafts: DraftPolicy | None,
+    ) -> None:
+        self._store = store
+        self._sequences = sequences
+        self._admission = admission
+        self._commit = commit
+        self._metrics = metrics
+        self._disk = disk
+        self._drafts = drafts
+
+    def fail(self, step: Step, message: str) -> None:
+        """End the sequences of a step with an error."""
+        for sequence in self._withdraw(step):
+            self._commit.fail(sequence, message)
+
+    def recompute(self, step: Step) -> None:
+        """Send the sequences of a step back to the queue. They are computed again from tokens."""
+        for sequence in self._withdraw(step):
+            self._send_back(sequence)
+
+    def recompute_all(self) -> None:
+        """Send all running sequences back to the queue: the storage holds nothing of theirs."""
+        for sequence in tuple(self._sequences.running):
+            self._send_back(sequence)
+        self._store.take_ops()  # on slots and blocks that nobody has any more
+
+    def _withdraw(self, step: Step) -> list[LiveSequence]:
+        """Cache nothing that rests on a step. Returns the sequences that it computed for."""
+        self._store.revoke(step.plan.ops)
+        if self._disk is not None:
+            self._disk.fail(step.plan.number)
+        if self._drafts is not None and self._drafts.model is not None:
+            self._drafts.model.fail(step)
+        return [planned.sequence for planned in step.rows if planned.is_current]
+
+    def _send_back(self, sequence: LiveSequence) -> None:
+        """Preempt a sequence whose KV is undefined, or end it if it is being aborted."""
+        if sequence.status is Status.ABORTING:
+            self._commit.drop(sequence, FinishReason.ABORT)
+            return
+        if self._drafts is not None:
+            self._drafts.leave(sequence)
+        self._store.release(self._sequences.preempt(sequence))
+        self._admission.add(sequence)
+        self._metrics.recomputed_sequences += 1
