@@ -19,6 +19,7 @@ from engine.core.step import (
     DraftNext,
     DraftPlan,
     Limits,
+    NotDrafted,
     RowResult,
     Sampled,
     SequenceId,
@@ -41,6 +42,9 @@ REST_STEPS = 4
 """Steps for which no draft is considered after none was predicted to pay: for eight rows that takes
 as long as planning a step.
 """
+
+MEMORY_REST_STEPS = 500
+"""Steps for which no draft is considered after the model has lacked memory."""
 
 LEAST_KNOWN_TOKENS = 16
 """Known tokens that a step may always have computed, however little time it has left."""
@@ -91,11 +95,13 @@ class DraftModel:
         self.cost_share = cost_share
         self._context_tokens = min(context_tokens, store.pool.n_blocks * store.block_size)
         self._followed: dict[SequenceId, _DraftState] = {}
-        self._cached: dict[SequenceId, int] = {}  # prompt tokens that were cached, if not followed
+        # Of sequences that are not followed: tokens that were cached after so many changes.
+        self._cached: dict[SequenceId, tuple[int, int]] = {}
         self._leaving: list[SequenceId] = []
         self._spare_seconds = 0.0  # for probes
         self._first_probes = FIRST_PROBES  # that are left
         self._rest_steps = 0  # for which no draft is considered
+        self._first_row = 0  # the row with which the next step begins to look for candidates
         self._stats = DraftModelStats(blocks_total=store.pool.n_blocks)
 
     @property
@@ -114,8 +120,7 @@ class DraftModel:
         predicted to gain more than overlapping it with the step in flight, or a probe is due.
         `decoding`: the sequences that decode, and how many of their tokens are being sampled.
         """
-        found = (self._candidate(*one, 0, costs) for one in decoding)
-        candidates = list(islice(filter(None, found), MOST_ROWS))
+        candidates = self._candidates([(*one, 0) for one in decoding], costs)
         if not candidates:
             return False
         if self._choose(candidates, step_seconds, n_rows, costs)[0]:
@@ -136,14 +141,16 @@ class DraftModel:
         if self._rest_steps:
             self._rest_steps -= 1
             return
-        found = (
-            self._candidate(planned.sequence, 0, n_verified, costs)
+        rows = [
+            (planned.sequence, 0, n_verified)
             for planned in step.rows
             if (n_verified := _n_verified(planned)) is not None
-        )
-        candidates = list(islice(filter(None, found), MOST_ROWS))
+        ]
+        candidates = self._candidates(rows, costs)
         if not candidates:
             return
+        if len(rows) > MOST_ROWS:
+            self._first_row += MOST_ROWS  # the others have their turn
         n_rows = step.budget.shape.decode_rows
         n_tokens, chosen = self._choose(candidates, step_seconds, n_rows, costs)
         if not n_tokens:
@@ -164,9 +171,8 @@ class DraftModel:
         plan = step.plan.draft
         if plan is None:
             return
-        if result.drafted is None:
-            self._stats.failures = 1
-            self._release(list(self._followed))
+        if isinstance(result.drafted, NotDrafted):
+            self._lose(result.drafted)
             return
         sampled = {
             planned.sequence.id: _sampled_tokens(of_row)
@@ -187,6 +193,18 @@ class DraftModel:
                 followed.ahead = (*own, *drafted[:-1])
                 if (proposer := followed.sequence.proposer) is not None:
                     proposer.continued(len(own), drafted)
+
+    def _lose(self, why: NotDrafted) -> None:
+        """Forget what the model had of all sequences. It rests, or is given up."""
+        self._release(list(self._followed))
+        self._cached.clear()
+        self.store.clear()
+        while self.store.forget_cleared() is not None:
+            pass
+        if why is NotDrafted.FAILED:
+            self._stats.failures = 1
+        else:
+            self._rest_steps = MEMORY_REST_STEPS
 
     def stats(self) -> DraftModelStats:
         """What it has computed, and its blocks. Any thread may call it."""
@@ -215,6 +233,14 @@ class DraftModel:
                 self.store.release(followed.lease)
 
     # Which rows are continued.
+
+    def _candidates(
+        self, rows: Sequence[tuple[LiveSequence, int, int]], costs: StepCosts
+    ) -> list[_Candidate]:
+        """The rows that may be continued, MOST_ROWS of them at most. See `_candidate`."""
+        first = self._first_row % max(len(rows), 1)
+        found = (self._candidate(*row, costs) for row in (*rows[first:], *rows[:first]))
+        return list(islice(filter(None, found), MOST_ROWS))
 
     def _candidate(
         self, sequence: LiveSequence, n_unknown: int, n_verified: int, costs: StepCosts
@@ -252,10 +278,11 @@ class DraftModel:
         if (followed := self._followed.get(sequence.id)) is not None:
             self._catch_up(followed)
             return followed.lease.written_tokens
-        if sequence.id not in self._cached:
+        n_changes = 0 if self.store.tree is None else self.store.tree.n_changes
+        if self._cached.get(sequence.id, (-1, 0))[0] != n_changes:
             cached = self.store.probe(sequence.namespace, sequence.tokens)
-            self._cached[sequence.id] = cached
-        return self._cached[sequence.id]
+            self._cached[sequence.id] = n_changes, cached
+        return self._cached[sequence.id][1]
 
     def _choose(
         self, candidates: Sequence[_Candidate], step_seconds: float, n_rows: int, costs: StepCosts

@@ -13,6 +13,7 @@ next step would gain more than the overlap.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any, NamedTuple, NewType, Protocol, TypeAlias
 
@@ -253,6 +254,13 @@ class Failed(NamedTuple):
 RowResult: TypeAlias = Prefilled | Sampled | Verified | Late | Failed
 
 
+class NotDrafted(Enum):
+    """Why a draft model has computed nothing in a step. Its storage holds nothing any more."""
+
+    NO_MEMORY = auto()  # it may compute again
+    FAILED = auto()  # it does not
+
+
 NOTHING_DRAFTED: Mapping[SequenceId, tuple[int, ...]] = MappingProxyType({})
 
 
@@ -260,13 +268,12 @@ class StepResult(NamedTuple):
     """The result of each row, in order, and the data of each `ReadBlock` op of the plan.
 
     `drafted` has the draft model's tokens for each sequence that it has computed, none for a row
-    without a draft. A sequence whose row has sampled nothing is missing. None: the draft model has
-    failed, and computes nothing any more.
+    without a draft. A sequence whose row has sampled nothing is missing.
     """
 
     rows: Sequence[RowResult]
     read: Sequence[Parts] = ()
-    drafted: Mapping[SequenceId, tuple[int, ...]] | None = NOTHING_DRAFTED
+    drafted: Mapping[SequenceId, tuple[int, ...]] | NotDrafted = NOTHING_DRAFTED
 
 
 class StepLost(Exception):

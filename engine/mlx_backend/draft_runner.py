@@ -3,13 +3,23 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from traceback import clear_frames
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from engine.core.step import NO_MASKS, DraftNext, DraftPlan, SampledToken, SequenceId
+from engine.api import one_line
+from engine.core.step import (
+    NO_MASKS,
+    DraftNext,
+    DraftPlan,
+    NotDrafted,
+    SampledToken,
+    SequenceId,
+)
 from engine.mlx_backend.batch import BatchRow, SequenceTables
 from engine.mlx_backend.decode.choice import DecodePath
+from engine.mlx_backend.host import is_lack_of_memory
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.sampling.edits import SamplingRow
@@ -79,21 +89,35 @@ class DraftRunner:
         plan: DraftPlan,
         sampled: Mapping[SequenceId, SampledRow],
         launch: Callable[[Iterator[list[mx.array]]], None],
-    ) -> Mapping[SequenceId, tuple[int, ...]] | None:
+    ) -> Mapping[SequenceId, tuple[int, ...]] | NotDrafted:
         """The draft of each sequence that is computed. `launch` computes arrays one after another,
-        each before it takes the next. None where the model fails, now or before: the step is as
-        good without, and what the storage holds may be undefined.
+        each before it takes the next. Where the model fails, the step is as good without.
         """
         if self._has_failed:
-            return None
+            return NotDrafted.FAILED
         self._change(plan)
         try:
             launch(self._forwards(plan, sampled))
             return self._read()
-        except Exception:  # a model may raise anything
+        except Exception as error:  # a model may raise anything
+            self._drafted, self._computed = [], []
+            if is_lack_of_memory(error) and self._renew_storage(error):
+                logger.warning("the draft model lacks memory, and rests: %s", one_line(error))
+                return NotDrafted.NO_MEMORY
             logger.exception("the draft model has failed: nothing is drafted by it any more")
             self._has_failed = True
-            return None
+            return NotDrafted.FAILED
+
+    def _renew_storage(self, error: Exception) -> bool:
+        """Begin with an empty storage, since what it held may depend on what has failed. Returns
+        whether there is memory for it.
+        """
+        clear_frames(error.__traceback__)  # which refer to what has been computed
+        try:
+            self._model.storage.renew()
+        except Exception:  # MLX may raise anything
+            return False
+        return True
 
     def _forwards(
         self, plan: DraftPlan, sampled: Mapping[SequenceId, SampledRow]

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from engine.core.step import (
     NOTHING_DRAFTED,
+    NotDrafted,
     Prefill,
     RunnerLost,
     SequenceId,
@@ -418,7 +419,7 @@ class MlxRunner:
 
     def _continue(
         self, step: SubmittedStep, accepted: AcceptedTokens
-    ) -> Mapping[SequenceId, tuple[int, ...]] | None:
+    ) -> Mapping[SequenceId, tuple[int, ...]] | NotDrafted:
         """The draft model's tokens after those that the step has sampled; see `StepResult`."""
         if step.draft is None or self._draft_runner is None:
             return NOTHING_DRAFTED

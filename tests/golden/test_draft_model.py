@@ -12,10 +12,12 @@ import mlx.core as mx
 import pytest
 
 from engine.api import ModelError
+from engine.core import draft_model
 from engine.core.step import (
     DraftNext,
     DraftPlan,
     ModelRunner,
+    NotDrafted,
     SequenceId,
     StepPlan,
 )
@@ -271,6 +273,29 @@ def test_a_draft_model_that_fails_is_given_up(
     expect_all_back(daemon.draft_store)
 
 
+def test_a_draft_model_that_has_lacked_memory_drafts_again(
+    target: Served, drafts: Mapping[str, Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = drafts["pruned"]
+    request = conversation_request("r", random_tokens(20, seed=1))
+    truth = OfflineDaemon(target, Attention(), Room(64)).serve(request)
+    forward, calls = CachedModel.forward, list[int]()
+
+    def lack_once(self: CachedModel, *args: object) -> object:
+        if self.model is draft.loaded.model:
+            calls.append(1)
+            if len(calls) == 6:
+                raise RuntimeError("[malloc] Unable to allocate 137438953472 bytes.")
+        return forward(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CachedModel, "forward", lack_once)
+    monkeypatch.setattr(draft_model, "MEMORY_REST_STEPS", 2)
+    daemon = drafting(target, draft)
+    assert daemon.serve(request) == truth
+    assert len(calls) > 10
+    expect_all_back(daemon.draft_store)
+
+
 def test_known_tokens_are_waited_for_where_nothing_is_drafted(target: Served) -> None:
     """Else their time, and their failure, would be the next step's."""
     model = cached_model(target, Attention(), Room(4))
@@ -281,7 +306,7 @@ def test_known_tokens_are_waited_for_where_nothing_is_drafted(target: Served) ->
     assert runner.draft(plan, {}, launch_nothing) == {name: ()}
     layer = model.storage.full.layers[0]
     layer.planes = tuple(plane + from_another_thread() for plane in layer.planes)
-    assert runner.draft(plan, {}, launch_nothing) is None
+    assert runner.draft(plan, {}, launch_nothing) is NotDrafted.FAILED
 
 
 def launch_nothing(forwards: Iterator[list[mx.array]]) -> None:

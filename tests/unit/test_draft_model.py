@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from engine.core import draft_model
 from engine.core.draft_model import FIRST_PROBES, MOST_ROWS, MOST_TOKENS, DraftModel
 from engine.core.drafting import DraftPolicy
 from engine.core.inbox import Inbox
@@ -20,6 +21,7 @@ from engine.core.step import (
     DraftNext,
     DraftPlan,
     Limits,
+    NotDrafted,
     SequenceId,
     StepLost,
     StepPlan,
@@ -32,6 +34,7 @@ from engine.values.request import Request, SamplingParams
 from engine.values.stats import ALL_TIERS, DraftSource
 from engine.values.tokens import pack
 from kvstore import invariants
+from kvstore.lease import Lease
 from kvstore.ops import CopyBlock
 from kvstore.pool import BlockPool
 from kvstore.sizes import StorageBytes
@@ -60,7 +63,7 @@ class DraftingRunner(FakeRunner):
     ) -> None:
         super().__init__(pool, (), BLOCK_SIZE, VOCAB_SIZE, fault, lambda sequence_id: False)
         self.plans: list[StepPlan] = []
-        self.has_failed = False
+        self.not_drafted: NotDrafted | None = None
         self._draft_pool = draft_pool
         self._is_right = is_right
         self.tables: dict[SequenceId, dict[int, int]] = {}
@@ -76,16 +79,19 @@ class DraftingRunner(FakeRunner):
         result = super().collect()
         if (plan := flight.plan.draft) is None:
             return result
-        if self.has_failed:
-            return result._replace(drafted=None)
         return result._replace(drafted=self._drafted(plan, flight))
 
-    def _drafted(self, plan: DraftPlan, flight: Flight) -> Mapping[SequenceId, tuple[int, ...]]:
+    def _drafted(
+        self, plan: DraftPlan, flight: Flight
+    ) -> Mapping[SequenceId, tuple[int, ...]] | NotDrafted:
         for sequence_id in plan.leave:
             self.tables.pop(sequence_id, None)
         for sequence_id, patch in plan.patches:
             table = self.tables.setdefault(sequence_id, {})
             table.update(enumerate(patch.ids, start=patch.first))
+        if self.not_drafted is not None:
+            self._draft_kv.clear()
+            return self.not_drafted
         for _, op in plan.ops:
             assert isinstance(op, CopyBlock)
             for slot in range(op.n_tokens):
@@ -143,6 +149,7 @@ class Engine:
         cost_share: float = 0.1,
         context_tokens: int = 1000,
         seed: int = 0,
+        max_running: int = 8,
     ) -> None:
         random = Random(seed)
         pool, draft_pool = BlockPool(n_blocks), BlockPool(max(n_draft_blocks, 1))
@@ -156,7 +163,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.store,
             output_factory(frozenset(), lambda _: LetterDetokenizer()),
-            Limits(VOCAB_SIZE, 200, n_blocks * BLOCK_SIZE, 8, 400, 32),
+            Limits(VOCAB_SIZE, 200, n_blocks * BLOCK_SIZE, max_running, 400, 32),
             lambda: 7,
             Metrics(lambda: 0.0),
             drafts=DraftPolicy(self.store, model if n_draft_blocks else None),
@@ -327,7 +334,7 @@ def test_few_rows_are_continued_at_once() -> None:
 def test_a_model_that_has_failed_is_not_used_again() -> None:
     engine = Engine()
     engine.serve(request("before", 1))
-    engine.runner.has_failed = True
+    engine.runner.not_drafted = NotDrafted.FAILED
     engine.serve(request("during", 2))
     engine.runner.plans.clear()
     engine.serve(request("after", 3))
@@ -336,6 +343,56 @@ def test_a_model_that_has_failed_is_not_used_again() -> None:
     plain = Engine(n_draft_blocks=0)
     plain.serve(*(request(name, n) for n, name in enumerate(("before", "during", "after"), 1)))
     assert engine.tokens == plain.tokens
+
+
+def test_a_model_that_has_lacked_memory_is_tried_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It begins with an empty storage."""
+    monkeypatch.setattr(draft_model, "MEMORY_REST_STEPS", 20)
+    engine, plain = Engine(), Engine(n_draft_blocks=0)
+    engine.serve(request("before", 1))
+    engine.add(request("during", 2))
+    while not any(row.n_draft for row in engine.draft_rows[-1:]):
+        engine.turn()
+    engine.runner.not_drafted = NotDrafted.NO_MEMORY
+    n_plans = len(engine.runner.plans)
+    while all(plan.draft is None for plan in engine.runner.plans[n_plans:]):
+        engine.turn()
+    engine.turn()  # in which that step is collected
+    engine.runner.not_drafted = None
+    n_plans = len(engine.runner.plans)
+    engine.serve(request("after", 3), request("again", 1))
+    rests = [plan.draft is None for plan in engine.runner.plans[n_plans:]]
+    assert 17 <= rests.index(False) <= 22
+    plain.serve(*(request(name, n) for n, name in enumerate(("before", "during", "after"), 1)))
+    plain.serve(request("again", 1))
+    assert engine.tokens == plain.tokens
+
+
+def test_rows_take_turns_where_there_are_more_than_are_considered() -> None:
+    engine = Engine(n_blocks=800, n_draft_blocks=800, cost_share=0.001, max_running=3 * MOST_ROWS)
+    for n in range(3 * MOST_ROWS):
+        engine.add(request(f"r{n}", n, max_tokens=60))
+    while max(map(len, engine.tokens.values()), default=0) < 40:
+        engine.turn()
+    assert {row.sequence_id // MOST_ROWS for row in engine.draft_rows if row.n_draft} == {0, 1, 2}
+
+
+def test_what_has_been_computed_for_others_since_counts_as_known() -> None:
+    engine = Engine()
+    engine.add(request("waits", 1, n_prompt=30))
+    [sequence] = engine.scheduler.live
+    drafts = engine.scheduler.drafts
+    assert drafts is not None
+    assert drafts.model is not None
+    assert drafts.model._n_written(sequence) == 0
+    lease = engine.draft_store.admit(sequence.namespace, sequence.tokens)
+    assert isinstance(lease, Lease)
+    assert engine.draft_store.plan(lease, 30) is None
+    engine.draft_store.commit(lease, 30)
+    engine.draft_store.donate(lease)
+    assert drafts.model._n_written(sequence) == 29
 
 
 def test_long_leases_that_end_at_once_are_released_over_several_steps(
