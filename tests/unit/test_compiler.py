@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from typing import TextIO
@@ -116,7 +117,26 @@ def test_kernels_that_cannot_be_loaded(programs: Path, monkeypatch: pytest.Monke
 
     install(programs, WORKS)
     monkeypatch.setattr(mx, "compile", lambda function: fail)
-    assert "Operation not permitted" in Compiler().problem()
+    problem = Compiler().problem()
+    assert "Operation not permitted" in problem
+    assert f"delete {kernel_folder()}" in problem
+
+
+@linux
+def test_kernels_that_were_cut_off_are_deleted(programs: Path, folder: Path) -> None:
+    """MLX builds them anew. Others stay."""
+    install(programs, WORKS)
+    spec = find_spec("_json")
+    assert spec is not None
+    assert spec.origin is not None
+    library = Path(spec.origin).read_bytes()
+    contents = {"whole": library, "cut": library[:-1], "begun": library[:40], "empty": b""}
+    folder.mkdir(parents=True)
+    for name, content in contents.items():
+        (folder / f"{name}.so").write_bytes(content)
+    (folder / "other.so").write_text("no library of this machine")
+    assert Compiler().problem() == ""
+    assert {kernel.stem for kernel in folder.glob("*.so")} == {"whole", "other"}
 
 
 @linux
@@ -454,4 +474,6 @@ def test_a_gpu_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_a_failure_of_the_compiler_says(message: str, expected: str) -> None:
-    assert failure_of_compiler(RuntimeError(message)) == expected
+    failure, _, remedy = failure_of_compiler(RuntimeError(message)).partition("; if it is damaged,")
+    assert failure == expected
+    assert bool(remedy) == ("shared library" in message)

@@ -18,6 +18,7 @@ import os
 import platform
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -91,8 +92,8 @@ _PROBE = f'#include "{HEADER}"\n' if sys.platform == "linux" else "#include <cma
 _FAILURE, _OUTPUT = "[Compile::eval_cpu]", "the output is:"
 """Parts of MLX's error for a kernel that cannot be built. What g++ has said follows the second."""
 
-_UNUSABLE = "Could not load C++ shared library", "temp_directory_path"
-"""What MLX's errors say where a kernel cannot be loaded, or TMPDIR has been deleted."""
+_NOT_LOADED, _NO_FOLDER = "Could not load C++ shared library", "temp_directory_path"
+"""What MLX's errors say where a kernel cannot be loaded, and where TMPDIR has been deleted."""
 
 
 class Compiler:
@@ -130,6 +131,7 @@ class Compiler:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / "rootstock.lock").open("w") as lock:
                 flock(lock, LOCK_EX)  # or two engines would build the same header
+                _remove_truncated(folder)
                 self._problem = _prepare_in(folder)
         except OSError as error:
             self._problem = f"the folder of MLX's kernels cannot be used: {error}"
@@ -144,7 +146,10 @@ def failure_of_compiler(error: Exception) -> str:
     """Why a kernel could not be built or loaded, in one line: what g++ has said, if it failed; ""
     for an error of another kind.
     """
-    if any(part in str(error) for part in _UNUSABLE):
+    if _NOT_LOADED in str(error):
+        remedy = f"if it is damaged, delete {kernel_folder()} while no daemon runs"
+        return f"a kernel cannot be used: {one_line(error)}; {remedy}"
+    if _NO_FOLDER in str(error):
         return f"a kernel cannot be used: {one_line(error)}"
     if _FAILURE not in str(error):
         return ""
@@ -205,6 +210,30 @@ def _remove_unused_headers(folder: Path) -> None:
         with suppress(FileNotFoundError):
             if header.stat().st_mtime < least_seconds:
                 header.unlink()
+
+
+def _remove_truncated(folder: Path) -> None:
+    """Delete kernels that end too early, as after a fault of the disk: MLX loads whatever there is,
+    and builds what there is not. Where they cannot be deleted, MLX reports them.
+    """
+    for kernel in folder.glob("*.so"):
+        with suppress(OSError):
+            if not _is_whole(kernel):
+                kernel.unlink()
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a file is as long as the ELF header of a library says. Others count as whole."""
+    with library.open("rb") as file:
+        header = file.read(64)
+    if header[:6] != b"\x7fELF\x02\x01":  # 64 bits, the least significant byte first
+        return len(header) > 0
+    if len(header) < 64:
+        return False
+    (sections,) = struct.unpack_from("<Q", header, 40)  # a table, which comes last
+    size, n_sections = struct.unpack_from("<HH", header, 58)
+    n_bytes: int = sections + size * n_sections
+    return library.stat().st_size >= n_bytes
 
 
 def _processor(cpuinfo: str) -> list[str]:

@@ -19,6 +19,7 @@ from engine.api import ModelError
 from engine.mlx_backend.batch import SequenceTables
 from engine.mlx_backend.kv.layout import RUN_ERRORS, Layout, run_problem
 from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.loading.compiler import failure_of_compiler
 from engine.mlx_backend.loading.memory import activation_bytes, footprint
 from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.batching import LADDER
@@ -129,9 +130,8 @@ def find_execution(
             expected = own_logits(model, adapters, rows, steps)
             head = install_patches(model, layout, adapters)
         except RUN_ERRORS as failure:
-            raise ModelError(
-                f"the model does not run on this device: {run_problem(failure)}"
-            ) from failure
+            problem = failure_of_compiler(failure) or run_problem(failure)
+            raise ModelError(f"the model does not run on this device: {problem}") from failure
         for batching, attention in product(LADDER, attentions):
             execution = Execution(batching, attention, head, adapters)
             name = f"{batching.name} with {attention.name}"
