@@ -309,7 +309,8 @@ class StepBudget:
 
     A step with decodes is planned to end within `stretch` times the time of its decodes alone, less
     a margin that 2% of normal prediction errors exceed. So the limit scales with the model's speed.
-    Without decodes there is no limit.
+    Without decodes there is no limit but for tokens that are scored: they take no longer than
+    `step_tokens` would that are not, since who comes next waits for the step.
 
     Every prompt goes on: the first chunk of a step has at least one token, and may always take a
     quarter of the time of the decodes and a forward, or the time of gathering the keys before it.
@@ -318,14 +319,21 @@ class StepBudget:
 
     shape = StepShape()  # the work added so far
 
-    def __init__(self, costs: StepCosts, stretch: float, batch_rows: int = 0) -> None:
+    def __init__(
+        self,
+        costs: StepCosts,
+        stretch: float,
+        batch_rows: int = 0,
+        step_tokens: int | None = None,
+    ) -> None:
         """`stretch` is at least 1 and may be infinite. The limit is that of `batch_rows` decodes if
         the step has fewer: rows whose prompts are being prefilled will decode as well, and
-        a few decodes wait longer if many prompts wait.
+        a few decodes wait longer if many prompts wait. A step has at most `step_tokens`.
         """
         self._costs = costs
         self._stretch = stretch
         self._batch_rows = batch_rows
+        self._step_tokens = step_tokens
         self._transfer_seconds = 0.0
 
     def add_decodes(self, n_rows: int, n_keys: int, n_listed: int = 0) -> None:
@@ -392,12 +400,17 @@ class StepBudget:
         At least one may, unless the step has a chunk already and the tokens that fit would take
         less time than the base cost of a chunk.
         """
-        if self.shape.decode_rows == 0 or math.isinf(self._stretch):
+        if math.isinf(self._stretch):
             return wanted
         costs = self._costs
         begin_seconds = costs.begin_seconds(start)
         spent_seconds = self._spent_seconds
-        left_seconds = self._aim_seconds - spent_seconds - begin_seconds
+        aim_seconds = self._aim_seconds
+        if self.shape.decode_rows == 0:
+            if scored == 0.0 or self._step_tokens is None:
+                return wanted
+            aim_seconds = begin_seconds + costs.prompt_seconds(start, self._step_tokens)
+        left_seconds = aim_seconds - spent_seconds - begin_seconds
         if self.shape.chunks:
             n_tokens = costs.tokens_within(max(left_seconds, 0.0), start, wanted, scored)
             return n_tokens if n_tokens == wanted or left_seconds >= begin_seconds else 0

@@ -188,7 +188,8 @@ class Scheduler:
 
     def _plan(self) -> Step | None:
         limits, n_rows = self._limits, max(self.sequences.n_foreground, len(self.running))
-        budget = StepBudget(self.costs, limits.step_stretch, min(n_rows, limits.max_running))
+        rows = min(n_rows, limits.max_running)
+        budget = StepBudget(self.costs, limits.step_stretch, rows, limits.step_tokens)
         step = Step(StepPlan(next(self._numbers)), budget, limits.step_tokens)
         if self._had_turns or self.sequences.has_waiting:
             self.waiting.begin_step()

@@ -56,10 +56,6 @@ def faithful(text: str) -> Schema:
         raise ValueError("a schema is an object, or true; false allows nothing")
     root.pop("x-guidance", None)  # llguidance's own settings are not a client's to choose
     root.pop("$schema", None)
-    reached = list(_reached(root))
-    has_documents = any("$id" in schema for schema in reached[1:])
-    if has_documents and any("#" in str(one.get("$ref")) for one in reached):
-        raise ValueError("$ref is not supported together with an $id within the schema")
     root = plain(root, root, refuse)
     for schema in list(_reached(root)):  # which adds schemas that need no rewriting
         _rewrite(schema)

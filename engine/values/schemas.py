@@ -6,7 +6,9 @@ absent keyword, `propertyNames: {}`, formats that are annotations, patterns that
 """
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -44,8 +46,8 @@ class LeadsNowhere(ValueError):
 
 
 def target(reference: str, root: Schema) -> Any:
-    """The schema that a `$ref` names: a JSON pointer (RFC 6901) in a URI's fragment. It may be a
-    reference itself, true or false. Raises LeadsNowhere.
+    """The schema that a `$ref` names: a JSON pointer (RFC 6901) or an anchor in a URI's fragment.
+    It may be a reference itself, true or false. Raises LeadsNowhere.
 
     A fragment is percent-encoded. Many generators do not do that, so names count as they stand
     where the decoded ones do not exist. A reference may also be a plain name, an `$id`.
@@ -56,17 +58,20 @@ def target(reference: str, root: Schema) -> Any:
     if not separator or (document and document != str(root.get("$id", "")).rstrip("#")):
         raise LeadsNowhere(f"$ref {shown(reference)} is not supported: it must begin with #")
     for pointer in dict.fromkeys((unquote(fragment), fragment)):
-        try:
-            found = _at(pointer, root)
-        except LookupError:
-            continue
+        if pointer and not pointer.startswith("/"):
+            found = _anchored(pointer, root)
+        else:
+            try:
+                found = _at(pointer, root)
+            except LookupError:
+                continue
         if isinstance(found, Mapping | bool):
             return found
     raise LeadsNowhere(f"$ref {shown(reference)} leads nowhere")
 
 
 MAX_NAMED = 256
-"""Definitions among which a name is looked for."""
+"""Definitions among which a name is looked for, and schemas among which an anchor is."""
 
 
 def _named(reference: str, root: Schema) -> Schema | None:
@@ -86,6 +91,33 @@ def _named(reference: str, root: Schema) -> Schema | None:
     return None
 
 
+def _anchored(name: str, root: Schema) -> Schema | None:
+    """The one schema that has the name as its `$anchor` or `$dynamicAnchor`, or `#name` as its
+    `$id`, as it was until 2019; None where none or several have, or it is looked for too long.
+    """
+    waiting, found, n_left = deque[Any]([root]), list[Schema](), MAX_NAMED
+    while waiting:
+        schema = waiting.popleft()
+        if not isinstance(schema, Mapping):
+            continue
+        n_left -= 1
+        if n_left < 0:
+            return None
+        if name in (schema.get("$anchor"), schema.get("$dynamicAnchor")) or (
+            schema.get("$id") == f"#{name}"
+        ):
+            found.append(schema)
+        if schema is root or not _is_document(schema):
+            waiting += islice(parts(schema), n_left + 1)
+    return found[0] if len(found) == 1 else None
+
+
+def _is_document(schema: Schema) -> bool:
+    """Whether a schema has an `$id` to which references in it are relative."""
+    id = schema.get("$id")
+    return isinstance(id, str) and not id.startswith("#")
+
+
 MAX_SHOWN_CHARACTERS = 80
 """Of a client's own words in an error."""
 
@@ -98,8 +130,6 @@ def shown(reference: object) -> str:
 
 def _at(pointer: str, root: Schema) -> Any:
     """Raises LookupError."""
-    if pointer and not pointer.startswith("/"):
-        raise LookupError(pointer)
     schema: Any = root
     for segment in pointer.split("/")[1:]:
         name = segment.replace("~1", "/").replace("~0", "~")
@@ -172,29 +202,52 @@ class _Writer:
 
     def _name_targets(self) -> None:
         """Name all that references lead to, so that each is written once, wherever it stands."""
-        waiting, seen, names = [self._whole], set[int](), set[str]()
-        while waiting:
-            schema = waiting.pop()
+        seen, names, followed = set[int](), set[str](), set[tuple[str, int]]()
+        waiting: list[tuple[Any, Schema]] = [(self._whole, self._root)]
+        referred = deque[tuple[Any, Schema]]()  # after all that stands in the schema itself
+        while waiting or referred:
+            schema, document = waiting.pop() if waiting else referred.popleft()
             if not isinstance(schema, Mapping) or id(schema) in seen:
                 continue
             seen.add(id(schema))
-            waiting += parts(schema)
+            document = schema if _is_document(schema) else document
+            waiting += [(one, document) for one in parts(schema)]
             reference = schema.get("$ref")
-            if not isinstance(reference, str) or reference in self._targets:
+            if not isinstance(reference, str) or (reference, id(document)) in followed:
                 continue
+            followed.add((reference, id(document)))
             try:
-                found = target(reference, self._root)
+                found, of_document = self._target(reference, document)
             except LeadsNowhere as error:
                 self._lead_nowhere(error)
                 continue
             self._targets[reference] = found
-            waiting.append(found)
+            referred.append((found, of_document))
             if isinstance(found, Mapping) and id(found) not in self._names:
                 last = reference.rpartition("/")[2]
                 name = last if _NAME.fullmatch(last) else "definition"
                 name = name if name not in names else f"{name}.{len(names)}"
                 names.add(name)
                 self._names[id(found)] = name
+
+    def _target(self, reference: str, document: Schema) -> tuple[Any, Schema]:
+        """What a reference leads to, and the schema whose `$id` it is relative to: the one around
+        it, or else the whole, because many generators put a type's name into `$id` and mean no
+        document of its own. Raises LeadsNowhere where it leads to different schemas in these, or
+        somewhere else than an equal reference.
+        """
+        is_inner = document is not self._root and reference.startswith("#")
+        found = list[tuple[Any, Schema]]()
+        for one in (document, self._root) if is_inner else (self._root,):
+            try:
+                found.append((target(reference, one), one))
+            except LeadsNowhere:
+                if one is self._root and not found:
+                    raise
+        known = self._targets.get(reference, found[0][0])
+        if any(one is not known for one, _ in found):
+            raise LeadsNowhere(f"$ref {shown(reference)} has two meanings, by an $id around it")
+        return found[-1]
 
     def _schema(self, schema: Any) -> Any:
         """A schema within another: a reference if others refer to it."""
@@ -216,7 +269,7 @@ class _Writer:
             return schema
         written = dict[str, Any]()
         for key, value in self._equal(schema).items():
-            if key in _DEFINITIONS or (key == "$id" and self._names_nothing(schema, value)):
+            if key in _DEFINITIONS or key == "$id":
                 continue
             if key == "$ref" and isinstance(value, str):
                 found = self._targets.get(value, True)
@@ -233,12 +286,6 @@ class _Writer:
             else:
                 written[key] = value
         return written
-
-    def _names_nothing(self, schema: Schema, id: object) -> bool:
-        """Whether a schema's `$id` decides nothing about its references as they are written. An
-        address of the whole schema is none for a grammar where generators put a type's name in it.
-        """
-        return schema is self._root or _NAME.fullmatch(str(id)) is not None
 
     def _equal(self, schema: Schema) -> dict[str, Any]:
         """The schema without keywords that forbid nothing, its names and patterns put so that
@@ -365,7 +412,7 @@ _NOTHING: Mapping[str, Callable[[Any], bool]] = {
     "allOf": lambda value: value == [],
     "patternProperties": lambda value: value == {},
     **dict.fromkeys(("contentMediaType", "contentSchema"), lambda _: True),
-    **dict.fromkeys(("$dynamicAnchor", "$recursiveAnchor"), lambda _: True),  # alone
+    **dict.fromkeys(("$anchor", "$dynamicAnchor", "$recursiveAnchor"), lambda _: True),  # alone
 }
 """Which values of a keyword forbid nothing."""
 

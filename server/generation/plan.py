@@ -88,7 +88,7 @@ class Thinking:
         """The reasoning that may precede calls of such a beginning; None where none may."""
         if self._format is None:
             return None
-        block = self._block(self._format.end)
+        block = self._block(self._format.end + self._format.before_calls)
         if block is not None and block.begin[:1] == tuple(calls[:1]):
             return None  # its first token would not tell the one from the other
         return block

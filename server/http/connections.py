@@ -359,8 +359,10 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the running request, where the client has sent others ahead; uvicorn tells the
         latest one alone. Also ends the cycles of the protocol with its parser and its last request,
-        which would keep both until a full garbage collection.
+        which would keep both until a full garbage collection, and the timer between requests, which
+        would keep all that of a connection that the client has reset.
         """
+        self._unset_keepalive_if_required()
         if self._running is not None:
             self._running.disconnected = not self._running.response_complete
             self._running.message_event.set()

@@ -37,13 +37,15 @@ be longer.
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
     """Reasoning between a `begin` and an `end` marker. `content` is what a model writes before the
-    content that follows, and `around` what else it writes around it; neither is shown.
+    content that follows, and `around` what else it writes around it; neither is shown. Where calls
+    follow, it writes `before_calls` after the `end`.
     """
 
     begin: str
     end: str
     content: str = ""
     around: Sequence[str] = ()
+    before_calls: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class MarkedFormat:
                     yield from reader.skip_space()
                 marker = yield from self._leading(reader)
             elif found in self._markup:
+                if not has_content:
+                    yield from reader.skip_space()
                 marker = yield from self._leading(reader)
             elif marker:
                 is_call = yield from self._read_calls(reader, before, marker, calls)

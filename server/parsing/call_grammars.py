@@ -49,8 +49,10 @@ def tagged_parameters(lark: Lark, function: Function, tags: Tags) -> str:
     """All parameters in the order of their declaration; those that are not required, or not. After
     them others, where the schema allows some.
     """
-    _check_exact(function)
-    of_shapes = [_tagged_shape(lark, function, tags, one) for one in _shapes(function.parameters)]
+    check_exact(function)
+    of_shapes = [
+        _tagged_shape(lark, function, tags, one) for one in object_shapes(function.parameters)
+    ]
     return of_shapes[0] if len(of_shapes) == 1 else lark.any_of([one or '""' for one in of_shapes])
 
 
@@ -62,34 +64,36 @@ def _tagged_shape(lark: Lark, function: Function, tags: Tags, shape: Parameters)
             continue
         values = [
             f"{lark.text(tags.opening(key, kind))} {value} {lark.text(tags.line)}"
-            for kind, value in _values(lark, function, tags, schema)
+            for kind, value in tagged_values(lark, function, tags, schema)
         ]
         optional = "" if key in needed else "?"
         expressions.append(f"({lark.any_of(values)}){optional}")
     others = [
         _other(lark, function, tags, schema, lark.name_but(shape.declared, pattern))
-        for pattern, schema in _others(shape)
+        for pattern, schema in other_parameters(shape)
     ]
     if others:
         expressions.append(f"({lark.any_of(others)})*")
     return " ".join(expressions)
 
 
-def _shapes(schema: Schema) -> Sequence[Parameters]:
-    """The alternatives for an object's members. Raises NotASchema."""
+def object_shapes(schema: Schema, root: Schema | None = None) -> Sequence[Parameters]:
+    """The alternatives for an object's members. References lead into `root`, or else into the
+    schema. Raises NotASchema.
+    """
     keyword(schema, "properties", dict)
     if not all(isinstance(name, str) for name in keyword(schema, "required", list) or ()):
         raise NotASchema("'required' in a schema must be names")
-    return shapes(schema)
+    return shapes(schema, root)
 
 
-def _check_exact(function: Function) -> None:
+def check_exact(function: Function) -> None:
     """Raises NotASchema for a strict function whose parameters the notation allows more loosely."""
-    if function.strict and not all(one.is_exact for one in _shapes(function.parameters)):
+    if function.strict and not all(one.is_exact for one in object_shapes(function.parameters)):
         raise NotASchema(f"the parameters of {function.name!r} cannot be enforced as they are")
 
 
-def _others(shape: Parameters) -> Iterator[tuple[str | None, Any]]:
+def other_parameters(shape: Parameters) -> Iterator[tuple[str | None, Any]]:
     """Parameters that are not declared by name: a pattern of their names, and their schema."""
     for pattern, schema in shape.patterns.items():
         if schema is not False:
@@ -102,19 +106,21 @@ def _other(lark: Lark, function: Function, tags: Tags, schema: Any, name: str) -
     """A parameter that is not declared by name."""
     stand_in = "name"
     written = []
-    for type_, value in _values(lark, function, tags, schema):
+    for type_, value in tagged_values(lark, function, tags, schema):
         begin, _, end = tags.opening(stand_in, type_).rpartition(stand_in)
         written.append(f"{lark.text(begin)} {name} {lark.text(end)} {value}")
     return f"({lark.any_of(written)}) {lark.text(tags.line)}"
 
 
-def _values(lark: Lark, function: Function, tags: Tags, schema: Any) -> Iterator[tuple[str, str]]:
+def tagged_values(
+    lark: Lark, function: Function, tags: Tags, schema: Any
+) -> Iterator[tuple[str, str]]:
     """A type, and an expression for a value of it with its end tag, for each way to write one."""
     root = function.parameters
     close = lark.text(tags.trim.written + tags.parameter.end)
-    for branch in [*_branches(schema, root)] or [{}]:
-        if constants := _constants(branch):
-            for value in constants:
+    for branch in [*branches(schema, root)] or [{}]:
+        if fixed := constants(branch):
+            for value in fixed:
                 is_text = isinstance(value, str)
                 text = lark.text(value) if is_text else lark.json({"const": value}, {}, strict=True)
                 yield kind(value), f"{text} {close}"
@@ -127,7 +133,7 @@ def _values(lark: Lark, function: Function, tags: Tags, schema: Any) -> Iterator
             else:
                 only = {**branch, "type": name}
                 yield name, f"{lark.json(only, root, strict=function.strict)} {close}"
-                if set(branch) <= _ANNOTATIONS | {"type"}:
+                if set(branch) <= ANNOTATIONS | {"type"}:
                     yield from _words(lark, tags, _WORDS_OF.get(name, ()), close)
 
 
@@ -164,7 +170,7 @@ def _patterns(schema: Schema) -> Iterator[str]:
             yield from _patterns(other)
 
 
-def _branches(schema: Any, root: Schema) -> Iterator[Schema]:
+def branches(schema: Any, root: Schema) -> Iterator[Schema]:
     """The alternatives of a schema, each with all that applies to its value; none where it refers
     to itself alone. Of too many, one that allows anything is the last.
     """
@@ -207,7 +213,7 @@ _MOST_BRANCHES = 1000
 def _merged(one: Schema, other: Schema) -> Schema:
     """A schema for what conforms to both."""
     merged = {**one, **other}
-    for key in (one.keys() & other.keys()) - _ANNOTATIONS:
+    for key in (one.keys() & other.keys()) - ANNOTATIONS:
         if key == "type":
             types = common_types(one[key], other[key])
             merged[key] = types[0] if len(types) == 1 else types
@@ -219,7 +225,7 @@ def _merged(one: Schema, other: Schema) -> Schema:
     return merged
 
 
-def _constants(schema: Schema) -> Sequence[Any]:
+def constants(schema: Schema) -> Sequence[Any]:
     return [schema["const"]] if "const" in schema else listed(schema, "enum")
 
 
@@ -229,16 +235,16 @@ Value: TypeAlias = Callable[[Schema], str]
 """An expression for a value that conforms to the schema."""
 
 
-_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$defs", "definitions"})
+ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$defs", "definitions"})
 
 
-_TEXT = _ANNOTATIONS | {"type", "enum", "const"}
+_TEXT = ANNOTATIONS | {"type", "enum", "const"}
 
 
-_LIST = _ANNOTATIONS | {"type", "items"}
+LIST = ANNOTATIONS | {"type", "items"}
 
 
-_OBJECT = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
+OBJECT = ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
 
 
 _MOST_WRITTEN_DEPTH = 8  # what is deeper is written as JSON
@@ -249,9 +255,16 @@ _KEY = re.compile(r"[^\s,:=<>\"'()\[\]{}](?:[^,:=<>\"'()\[\]{}]*[^\s,:=<>\"'()\[
 
 def keyword_call(lark: Lark, function: Function) -> str:
     """`name(key=value, other=value)`. Values are Python's literals, or JSON."""
-    _check_exact(function)
+    check_exact(function)
     values = _Python(lark, _json(lark, function))
     members = _any_members(lark, function.parameters, "=", ", ", values.value)
+    return f"{lark.text(function.name + '(')} {members} {lark.text(')')}"
+
+
+def json_keyword_call(lark: Lark, function: Function) -> str:
+    """`name(key=value, other=value)`. Values are JSON."""
+    check_exact(function)
+    members = _any_members(lark, function.parameters, "=", ", ", _json(lark, function))
     return f"{lark.text(function.name + '(')} {members} {lark.text(')')}"
 
 
@@ -262,7 +275,7 @@ def braced_call(quote: str) -> WriteCall:
 
     def call(lark: Lark, function: Function) -> str:
         values = _Braces(lark, _json(lark, function), quote)
-        _check_exact(function)
+        check_exact(function)
         members = values.members(function.parameters)
         return f"{lark.text(function.name + '{')} {members} {lark.text('}')}"
 
@@ -288,13 +301,13 @@ class _Python:
     def value(self, schema: Schema) -> str:
         """See Value."""
         keywords, kind = set(schema), schema.get("type")
-        if branches := _stated_branches(schema):
-            return self.lark.any_of([self.value(branch) for branch in branches])
-        if kind == "array" and keywords <= _LIST and "items" in schema:
+        if stated := _stated_branches(schema):
+            return self.lark.any_of([self.value(branch) for branch in stated])
+        if kind == "array" and keywords <= LIST and "items" in schema:
             item = self.value(_schema(schema["items"]))
             return self.lark.rule(_list(item, ", "))
         forms = [self.json(schema)]
-        if kind == "string" and keywords <= _ANNOTATIONS | {"type"}:
+        if kind == "string" and keywords <= ANNOTATIONS | {"type"}:
             forms.append(_SINGLE_QUOTED)
         elif keywords <= _TEXT:
             forms += [f'"{word}"' for word in _python_words(schema)]
@@ -309,7 +322,7 @@ def _python_words(schema: Schema) -> Sequence[str]:
     kinds = schema.get("type")
     if "const" in schema or "enum" in schema:
         return [
-            str(value) for value in _constants(schema) if value is None or isinstance(value, bool)
+            str(value) for value in constants(schema) if value is None or isinstance(value, bool)
         ]
     return {"null": ["None"], "boolean": ["True", "False"]}.get(str(kinds), [])
 
@@ -345,21 +358,21 @@ class _Braces:
         """An expression in the notation, or "" where there is none for the schema."""
         inner = _Braces(self.lark, self.json, self.quote, self.depth + 1)
         keywords, own = set(schema), ""
-        if keywords <= _ANNOTATIONS:
+        if keywords <= ANNOTATIONS:
             own = self.lark.any_of([self._anything(), self.json(schema)])
-        elif branches := _stated_branches(schema):
-            own = self.lark.any_of([inner.value(branch) for branch in branches])
+        elif stated := _stated_branches(schema):
+            own = self.lark.any_of([inner.value(branch) for branch in stated])
         elif keywords <= _TEXT and "None" in _python_words(schema):
             own = self.lark.any_of([self.json(schema), '"None"'])
         else:
             match schema.get("type"):
                 case "string" if keywords <= _TEXT:
                     own = self._string(schema)
-                case "array" if keywords <= _LIST:
+                case "array" if keywords <= LIST:
                     own = self.lark.rule(_list(inner.value(_schema(schema.get("items", {})))))
-                case "object" if keywords <= _ANNOTATIONS | {"type"}:
+                case "object" if keywords <= ANNOTATIONS | {"type"}:
                     own = self.lark.rule(self._object(self._anything()))
-                case "object" if keywords <= _OBJECT and "properties" in schema:
+                case "object" if keywords <= OBJECT and "properties" in schema:
                     own = self.lark.rule(f'"{{" {self.members(schema)} "}}"')
         return own
 
@@ -402,7 +415,7 @@ def _any_members(
     """Keys and values of one of the schema's shapes, sorted by the `order` of the keys or, without
     one, as they are declared.
     """
-    found = _shapes(schema)
+    found = object_shapes(schema)
     if order is not None:
         found = [replace(shape, declared=_sorted(shape.declared, order)) for shape in found]
     of_shapes = [_members(lark, shape, assign, comma, value) for shape in found]
@@ -420,7 +433,7 @@ def _members(lark: Lark, shape: Parameters, assign: str, comma: str, value: Valu
     first = further = ""
     others = [
         f"{lark.name_but(members, pattern)} {lark.text(assign)} {value(_schema(schema))}"
-        for pattern, schema in _others(shape)
+        for pattern, schema in other_parameters(shape)
     ]
     if others:
         pair = lark.any_of(others)
@@ -445,7 +458,7 @@ def _members(lark: Lark, shape: Parameters, assign: str, comma: str, value: Valu
 def _stated_branches(schema: Schema) -> Sequence[Schema]:
     """The alternatives of a schema that says nothing else."""
     kinds = schema.get("type")
-    if set(schema) <= _ANNOTATIONS | {"anyOf"}:
+    if set(schema) <= ANNOTATIONS | {"anyOf"}:
         return [_schema(branch) for branch in keyword(schema, "anyOf", list) or []]
     if isinstance(kinds, list) and not {"enum", "const"} & set(schema):
         return [{**schema, "type": kind} for kind in kinds]

@@ -81,18 +81,22 @@ _NOT_EXACT = frozenset(
 """Keywords of objects of which at most a part is told."""
 
 
-def shapes(schema: Schema) -> list[Parameters]:
-    """The alternatives for a function's parameters, of which a call has one."""
+def shapes(schema: Schema, root: Schema | None = None) -> list[Parameters]:
+    """The alternatives for a function's parameters, or an object's members, of which a value has
+    one. References lead into `root`, or else into the schema.
+    """
     try:
-        return list(map(_with_required, _Shapes(schema).of(schema, 0)))
+        return list(map(_with_required, _Shapes(root or schema).of(schema, 0)))
     except _TooMuch:
         return [UNKNOWN]
 
 
-def parameters(schema: Schema) -> Parameters:
-    """All parameters that a function may be called with."""
+def parameters(schema: Schema, root: Schema | None = None) -> Parameters:
+    """All parameters that a function may be called with, or all members of an object. References
+    lead into `root`, or else into the schema.
+    """
     try:
-        reading = _Shapes(schema)
+        reading = _Shapes(root or schema)
         return _with_required(reading.union(reading.of(schema, 0)))
     except _TooMuch:
         return UNKNOWN

@@ -123,6 +123,11 @@ def short_id(name: str, index: int) -> str:
     return uuid4().hex[:9]
 
 
+def lower_id(name: str, index: int) -> str:
+    """Ten small letters and digits, which Solar's models write."""
+    return uuid4().hex[:10]
+
+
 def indexed_id(name: str, index: int) -> str:
     """`functions.name:0`, which Kimi's templates expect."""
     return f"functions.{name}:{index}"

@@ -12,12 +12,13 @@ from server.parsing.formats import (
     harmony,
     json_calls,
     literal_calls,
+    nested_calls,
     xml_calls,
 )
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     format.name: format
-    for module in (json_calls, xml_calls, literal_calls, harmony)
+    for module in (json_calls, xml_calls, nested_calls, literal_calls, harmony)
     for format in vars(module).values()
     if isinstance(format, ToolFormat)
 }
@@ -31,9 +32,10 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
         "<|START_THINKING|>",
         "<|END_THINKING|>",
         content="<|START_RESPONSE|>",
-        around=["<|END_RESPONSE|>"],
+        around=["<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"],
     ),
     "deepseek_r1": ReasoningFormat("<think>", "</think>"),
+    "ernie45": ReasoningFormat("<think>", "</think>", content="<response>", around=["</response>"]),
     "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
     "hy_v3": ReasoningFormat("<think:opensource>", "</think:opensource>"),
     "kimi_k3": ReasoningFormat(
@@ -46,7 +48,18 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>"),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "openai_gptoss": harmony.REASONING,
+    "plamo3": ReasoningFormat(
+        "<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>", around=["<|plamo:tag|>"]
+    ),
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
+    "solar_open": ReasoningFormat(
+        "<|think|>",
+        "<|end|>",
+        content="<|content|>",
+        around=["<|begin|>assistant", "<|flush|>"],
+        before_calls="<|begin|>assistant",
+    ),
+    "solar_open2": ReasoningFormat("<|think:start|>", "<|think:end|>"),
 }
 
 Format = TypeVar("Format", ToolFormat, ReasoningFormat)
@@ -77,6 +90,7 @@ class _Signs:
 _TOOL_SIGNS = (
     _Signs("openai", ["<|channel|>", "<|message|>"]),
     _Signs("minimax_m2", ["<minimax:tool_call>"]),
+    _Signs("minimax_m3", ["]<]minimax[>["]),
     _Signs("gemma4", ["<|tool_call>", "<tool_call|>"]),
     _Signs("functiongemma", ["<start_function_call>"]),
     _Signs("longcat", ["<longcat_tool_call>"]),
@@ -89,9 +103,14 @@ _TOOL_SIGNS = (
     _Signs("seed_oss", ["<seed:tool_call>", "<function="]),
     _Signs("qwen3_coder", ["<tool_call>\\n<function="]),
     _Signs("qwen3_coder", ["<tool_call>\n<function="]),
+    _Signs("mimo", ["<tool_call><function="]),
+    _Signs("solar_open", ["<|tool_call:begin|>"]),
+    _Signs("solar_open2", ["<|tool_call:start|>", "<|tool_arg:start|>"]),
     _Signs("kimi_k2", ["<|tool_calls_section_begin|>"]),
     _Signs("kimi_k3", ["<|open|>", "<|sep|>"]),
     _Signs("minicpm5", ['<function name="', '<param name="']),
+    _Signs("deepseek_v41", ["｜DSML｜", " calls>"]),
+    _Signs("gigachat35", ["｜GCML｜"]),
     _Signs("deepseek_v32", ["｜DSML｜", "function_calls>"]),
     _Signs("deepseek_v4", ["｜DSML｜", "tool_calls>"]),
     _Signs("deepseek_v3", ["<｜tool▁calls▁begin｜>", "```json"]),
@@ -112,6 +131,8 @@ _TOOL_SIGNS = (
     _Signs("gigachat3", ["<|role_sep|>", "'function call'"]),
     _Signs("apertus", ["<|tools_prefix|>", "<|tools_suffix|>"]),
     _Signs("pythonic", ["[func_name1("]),
+    _Signs("plamo3", ["plamo:", "begin_tool_requests"]),
+    _Signs("olmo3", ["<function_calls>", "</function_calls>"], none=["<invoke"]),
     _Signs("llama3_json", ["<|start_header_id|>", '"parameters": '], none=["<function="]),
     _Signs("llama3_json", ["<|header_start|>", '"parameters": ']),
 )
@@ -125,6 +146,8 @@ _TOKEN_SIGNS = (
 """Detects formats by tokens of the tokenizer, for templates that do not show them."""
 
 _REASONING_SIGNS = (
+    _Signs("minimax_m3", ["<mm:think>", "</mm:think>"]),  # its template knows <think>, too
+    _Signs("ernie45", ["<think>", "</think>", "<response>", "</response>"]),
     _Signs("deepseek_r1", ["<think>", "</think>"]),
     _Signs("hy_v3", ["'<think{}>'", "':opensource'"]),
     _Signs("hy_v3", ["<think:opensource>", "</think:opensource>"]),
@@ -134,7 +157,9 @@ _REASONING_SIGNS = (
     _Signs("gemma4", ["<|channel>", "<channel|>"]),
     _Signs("longcat", ["<longcat_think>", "</longcat_think>"]),
     _Signs("seed_oss", ["<seed:think>", "</seed:think>"]),
-    _Signs("minimax_m3", ["<mm:think>", "</mm:think>"]),
+    _Signs("solar_open", ["<|think|>", "<|content|>", "<|tool_calls|>"]),
+    _Signs("solar_open2", ["<|think:start|>", "<|think:end|>"]),
+    _Signs("plamo3", ["plamo:", "begin_think"]),
     _Signs("kimi_k3", _KIMI_K3_TOKENS),
 )
 """In the tokenizer, or in the template. After mlx-lm's `_infer_thinking`."""

@@ -1,5 +1,13 @@
-"""The whole run: `python -m tests.hostile`. Less of it: `--share 0.05`, `--only responses`. All of
-it in turns: `--part 1/60`, then `--part 2/60`...
+"""The whole run: `python -m tests.hostile`. Less of it: `--share 0.05`, `--only responses`. In
+turns of eight minutes, whose rows are kept in a file: `--record FILE --minutes 8`, again and again.
+
+What is tried where:
+
+- the named attacks, chains of references, and grammars, once each, in this run;
+- every field of every route with every shape, in bodies of 1 KB to 1 MB, several fields at once;
+- of each kind of field, one with every shape in bodies of 8 MB (`attacks.largest`), and what of
+  these takes longest six times at once;
+- what the daemon counts and keeps of a body: `python -m tests.hostile.held`.
 """
 
 import asyncio
@@ -12,83 +20,57 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Annotated
+from time import monotonic
+from typing import Annotated, TypeVar
 
 import httpx
 import psutil
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from tests.embedders import write_classifier, write_embedder
-from tests.hostile.attacks import LARGEST, Attack, FieldAttack, named_attacks
+from tests.hostile.attacks import (
+    LARGEST,
+    Attack,
+    FieldAttack,
+    JointAttack,
+    field_attacks,
+    largest,
+    named_attacks,
+)
 from tests.hostile.cases import Case, chains, completion, dear_later, named
 from tests.hostile.daemons import HOSTILE, PROBE, client, daemon, is_alive, send
 from tests.hostile.drawing import Drawer
 from tests.hostile.fields import fields
 from tests.hostile.probe import Waits, probing
-from tests.hostile.shapes import shapes
+from tests.hostile.record import LIMIT_SECONDS, Record, Row
 from tests.hostile.storm import Target, attacker, strike
 from tests.restart.living import Daemon
 
-LIMIT_SECONDS = 1.0
+SomeAttack = TypeVar("SomeAttack", bound=Attack)
+
 GRAMMARS_AT_ONCE = 8
 TRIES = 3
 """Of an attack that makes somebody wait too long: another program may have had the processor."""
 
+AT_ONCE = 6
+"""Attacks on fields that are sent together. Where somebody waits for SUSPECT_SECONDS, each is sent
+alone."""
+
 SLOW_SHARE, SUSPECT_SECONDS = 0.02, 0.5
-"""Of the attacks on fields, those that take longest are tried again with six of the largest body,
-and so is each that makes somebody wait that long."""
+"""Of the attacks with the largest bodies, those that take longest are tried with six at once, and
+so is each that makes somebody wait that long."""
 
 MEMORY_SECONDS, MEMORY_BYTES = 10.0, 96 << 20
 """The daemon's process is back within that time to what it had after the first attacks, and so many
 bytes more: what the allocator keeps, and stored responses, of which there may be 64 MiB."""
 
+CHECKED = 20
+"""After so many attacks with large bodies the daemon's memory is looked at."""
+
 MAX_TEXT_TOKENS = 2048
 """Of the texts that are embedded and ranked: those of the named attacks have up to 940."""
-
-KINDS = ("free", "held", "gap", "health")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What came of an attack, or of several."""
-
-    name: str
-    statuses: Counter[int]
-    worst: dict[str, float]
-    seconds: float = 0.0
-
-    @property
-    def wait_seconds(self) -> float:
-        return max(self.worst.values())
-
-    @property
-    def passed(self) -> bool:
-        return self.wait_seconds <= LIMIT_SECONDS
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of the run, of `count`; the first is number 1."""
-
-    number: int
-    count: int
-
-    @classmethod
-    def read(cls, text: str) -> "Part":
-        """Raises typer.BadParameter for what is no part."""
-        match text.split("/"):
-            case [number, count] if number.isdecimal() and count.isdecimal():
-                if 1 <= int(number) <= int(count):
-                    return cls(int(number), int(count))
-        raise typer.BadParameter(f"{text} is no part, as 2/60 is")
-
-    def of(self, attacks: Sequence[FieldAttack]) -> Sequence[FieldAttack]:
-        """Those that belong to it."""
-        return attacks[self.number - 1 :: self.count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +83,36 @@ class Scene:
 
     async def row(self, attack: Attack) -> Row:
         """The best of some tries."""
-        rows = list[Row]()
-        while not rows or (not rows[-1].passed and len(rows) < TRIES):
+        row, _ = await self._tried(attack)
+        return row
+
+    async def rows(self, attacks: Sequence[FieldAttack]) -> list[Row]:
+        """Of attacks that are sent together or, where that makes somebody wait, each alone."""
+        if len(attacks) == 1:
+            return [await self.row(attacks[0])]
+        together = JointAttack(tuple(attacks))
+        row, statuses = await self._tried(together)
+        if row.wait_seconds > SUSPECT_SECONDS:
+            found = [await self.row(attack) for attack in attacks]
+            return found if row.passed else [row, *found]
+        left = iter(statuses)
+        seconds = row.seconds / len(attacks)
+        return [
+            Row(one.name, Counter(islice(left, len(one.sizes))), row.worst, seconds)
+            for one in attacks
+        ]
+
+    async def _tried(self, attack: Attack) -> tuple[Row, Sequence[int]]:
+        found = list[tuple[Row, Sequence[int]]]()
+        while not found or (not found[-1][0].passed and len(found) < TRIES):
             self.waits.begin_anew()
-            began = asyncio.get_running_loop().time()
+            began = monotonic()
             statuses = await strike(self.pool, self.target, attack)
-            seconds = asyncio.get_running_loop().time() - began
+            seconds = monotonic() - began
             await self.waits.grow()
-            rows.append(Row(attack.name, statuses, self.waits.worst(), seconds))
-        return min(rows, key=lambda row: row.wait_seconds)
+            row = Row(attack.name, Counter(statuses), self.waits.worst(), seconds)
+            found.append((row, statuses))
+        return min(found, key=lambda one: one[0].wait_seconds)
 
 
 def main(
@@ -117,31 +120,28 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of the first one, and of the share.")] = 0,
     share: Annotated[float, typer.Option(help="Of the fields' shapes, drawn at random.")] = 1.0,
     only: Annotated[str, typer.Option(help="A part of the names of the fields' routes.")] = "",
-    part: Annotated[
-        str,
-        typer.Option(
-            help="As 2/60: of the fields' shapes every sixtieth, from the second on. What else is "
-            "sent belongs to the first part."
-        ),
-    ] = "1/1",
-    table: Annotated[Path | None, typer.Option(help="A file for all rows.")] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="A file for all rows. What it has already is not sent again."),
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Begin nothing after that time.")] = 1e9,
 ) -> None:
     """Send all that is known to be hostile, costly values in every field of every route, and random
     grammars, next to a client that measures what it waits. Print that as a table, and fail where it
     waits for more than a second, and where the daemon's memory does not come back.
     """
+    ends = monotonic() + 60 * minutes
+    rows = Record.read(record)
     with tempfile.TemporaryDirectory() as folder:
         parent = Path(folder)
         models = _pooling_models(parent)
         with daemon(parent, *models) as living:
-            run = _Run(living, seed, share, only, Part.read(part))
-            rows = asyncio.run(run.all(drawn))
-    if table is not None:
-        _write(table, rows)
-    _print(rows)
-    for problem in run.problems:
+            run = _Run(living, rows, seed, share, only, ends)
+            asyncio.run(run.all(drawn))
+    rows.print()
+    for problem in (*run.problems, *run.left):
         print(problem)
-    sys.exit(bool(run.problems) or not all(row.passed for row in rows))
+    sys.exit(bool(run.problems) or bool(rows.failed()))
 
 
 def _pooling_models(parent: Path) -> tuple[str, ...]:
@@ -160,34 +160,53 @@ def _pooling_models(parent: Path) -> tuple[str, ...]:
 
 
 class _Run:
-    def __init__(self, living: Daemon, seed: int, share: float, only: str, part: Part) -> None:
+    def __init__(
+        self, living: Daemon, record: Record, seed: int, share: float, only: str, ends: float
+    ) -> None:
         self._living = living
         self._target = Target(int(living.url.rpartition(":")[2]), HOSTILE)
         self._process = psutil.Process(living.process.pid)
+        self._record = record
         self._random = random.Random(seed)
         self._seed = seed
         self._share = share
         self._only = only
-        self._part = part
+        self._ends = ends
         self._first_bytes: int | None = None
         self.problems: list[str] = []
+        self.left: list[str] = []
+        """What has not been sent, in words."""
 
-    async def all(self, drawn: int) -> list[Row]:
-        rows = list[Row]()
+    @property
+    def _is_over(self) -> bool:
+        return monotonic() > self._ends
+
+    async def all(self, drawn: int) -> None:
         async with client(self._living, HOSTILE) as hostile, client(self._living, PROBE) as probe:
-            if self._part.number == 1:
-                rows += await self._grammars(hostile, probe, drawn)
+            await self._grammars(hostile, probe, drawn)
             document = (await probe.get("/openapi.json")).raise_for_status().json()
+            attacks = [
+                one
+                for one in field_attacks(fields(document))
+                if self._only in one.route and self._random.random() < self._share
+            ]
             with attacker() as pool:
-                if self._part.number == 1:
-                    rows += await self._named(pool, probe)
-                rows += await self._fields(pool, probe, document)
+                async with self._scene(pool, probe) as scene:
+                    await self._fields(attacks, scene)
+                    await self._each("the named attacks", named_attacks(), scene)
+                    await self._each("8 MB", largest(attacks), scene)
+                    slowest = self._slowest(largest(attacks))
+                    await self._each("six times 8 MB", slowest, scene)
             assert await is_alive(probe)
-        return rows
+
+    def _add(self, row: Row) -> None:
+        self._record.add(row)
+        if row.wait_seconds > SUSPECT_SECONDS:
+            print(row, flush=True)
 
     async def _grammars(
         self, hostile: httpx.AsyncClient, probe: httpx.AsyncClient, drawn: int
-    ) -> list[Row]:
+    ) -> None:
         told = await hostile.post("/tokenize", json={"prompt": "x", "add_special_tokens": False})
         (x,) = told.raise_for_status().json()["tokens"]
         groups: dict[str, Iterable[Case]] = {
@@ -197,47 +216,62 @@ class _Run:
             "what becomes dear": _dear(x),
             f"drawn, seeds {self._seed} to {self._seed + drawn - 1}": _drawn(drawn, self._seed),
         }
-        rows = []
         for name, cases in groups.items() if drawn else ():
+            if self._record.has(name) or self._is_over:
+                continue
             async with probing(probe) as waits:
-                rows.append(await _row(name, cases, hostile, waits))
+                self._add(await _row(name, cases, hostile, waits))
             assert await is_alive(probe), name
-        return rows
 
-    async def _named(self, pool: ProcessPoolExecutor, probe: httpx.AsyncClient) -> list[Row]:
-        rows = []
-        async with self._scene(pool, probe) as scene:
-            for attack in named_attacks():
-                rows.append(await scene.row(attack))
-                print(_line(rows[-1]), flush=True)
-        await self._check_memory("the named attacks")
-        return rows
+    async def _each(self, what: str, attacks: Iterable[Attack], scene: Scene) -> None:
+        """One attack after another."""
+        waiting = self._waiting(attacks)
+        n_made = 0
+        for attack in waiting:
+            if self._is_over:
+                break
+            self._add(await scene.row(attack))
+            n_made += 1
+            if n_made % CHECKED == 0:
+                await self._check_memory(attack.name)
+        self._note(what, len(waiting) - n_made)
+        if n_made:
+            await self._check_memory(what)
 
-    async def _fields(
-        self, pool: ProcessPoolExecutor, probe: httpx.AsyncClient, document: dict[str, object]
-    ) -> list[Row]:
-        by_route = dict[str, list[FieldAttack]]()
-        attacks = [
-            FieldAttack(field, shape) for field in fields(document) for shape in shapes(field)
-        ]
-        for attack in self._part.of(attacks):
-            if self._only in attack.route and self._random.random() < self._share:
-                by_route.setdefault(attack.route, []).append(attack)
-        worst = list[Row]()
-        for route, attacks in by_route.items():
-            async with self._scene(pool, probe) as scene:
-                rows = [await scene.row(attack) for attack in attacks]
-                slow = sorted(range(len(rows)), key=lambda at: -rows[at].seconds)
-                again = {*slow[: int(SLOW_SHARE * len(rows)) + 1]}
-                again |= {at for at in slow if rows[at].wait_seconds > SUSPECT_SECONDS}
-                for at in again:
-                    row = await scene.row(replace(attacks[at], sizes=LARGEST))
-                    rows[at] = max(rows[at], row, key=lambda one: one.wait_seconds)
-            worst += rows
-            last = max(rows, key=lambda row: row.wait_seconds)
-            print(f"{len(rows):5} {route}: {_line(last)}", flush=True)
+    async def _fields(self, attacks: Sequence[FieldAttack], scene: Scene) -> None:
+        """Several attacks on fields of a route at once."""
+        waiting = self._waiting(attacks)
+        n_made = 0
+        for (_, route), of_route in groupby(waiting, lambda one: (one.method, one.route)):
+            left = iter(of_route)
+            while not self._is_over and (some := list(islice(left, AT_ONCE))):
+                for row in await scene.rows(some):
+                    self._add(row)
+                n_made += len(some)
+            if self._is_over:
+                break
+            print(f"{n_made:6} of {len(waiting)}, the last to {route}", flush=True)
             await self._check_memory(route)
-        return worst
+        self._note("fields and shapes", len(waiting) - n_made)
+
+    def _waiting(self, attacks: Iterable[SomeAttack]) -> list[SomeAttack]:
+        """Those that were not made yet, and after them those that made somebody wait too long."""
+        found = [one for one in attacks if not self._record.has(one.name)]
+        return sorted(found, key=lambda one: one.name in self._record.rows)
+
+    def _note(self, what: str, n_left: int) -> None:
+        if n_left:
+            self.left.append(f"not sent yet: {n_left} of {what}")
+
+    def _slowest(self, attacks: Sequence[FieldAttack]) -> list[FieldAttack]:
+        """Those of which more is to be sent at once, if all have been sent once."""
+        rows = self._record.rows
+        if any(one.name not in rows for one in attacks):
+            return []
+        by_time = sorted(attacks, key=lambda one: -rows[one.name].seconds)
+        found = by_time[: int(SLOW_SHARE * len(by_time)) + 1]
+        found += [one for one in by_time if rows[one.name].wait_seconds > SUSPECT_SECONDS]
+        return [replace(one, sizes=LARGEST) for one in {one.name: one for one in found}.values()]
 
     @asynccontextmanager
     async def _scene(
@@ -284,36 +318,6 @@ def _dear(x: int) -> Iterator[Case]:
 
 def _drawn(n: int, seed: int) -> Iterator[Case]:
     return (Drawer(one).case() for one in range(seed, seed + n))
-
-
-def _cells(row: Row) -> list[str]:
-    counts = [str(row.statuses[status]) for status in (200, 400)]
-    others = sum(row.statuses.values()) - row.statuses[200] - row.statuses[400]
-    waits = [f"{row.worst[kind]:.2f}" for kind in KINDS]
-    return [row.name, *counts, str(others), *waits, "yes" if row.passed else "no"]
-
-
-HEADS = ("what is sent", "200", "400", "others", *(f"{kind}, s" for kind in KINDS), "held to 1 s")
-
-
-def _line(row: Row) -> str:
-    return " | ".join([*_cells(row), f"{row.seconds:.1f} s"])
-
-
-def _write(path: Path, rows: Sequence[Row]) -> None:
-    lines = ["\t".join(HEADS), *("\t".join(_cells(row)) for row in rows)]
-    path.write_text("\n".join(lines) + "\n")
-
-
-SHOWN = 60
-
-
-def _print(rows: Sequence[Row]) -> None:
-    """The slowest, those that took too long first."""
-    table = Table(*HEADS, title=f"the worst of {len(rows)}")
-    for row in sorted(rows, key=lambda row: -row.wait_seconds)[:SHOWN]:
-        table.add_row(*_cells(row))
-    Console(width=160).print(table)
 
 
 if __name__ == "__main__":

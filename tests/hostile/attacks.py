@@ -1,18 +1,23 @@
 """What is sent all at once: bodies that have kept others waiting, and bodies made for a field."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.hostile.cases import CHAT, COMPLETIONS, MESSAGES
 from tests.hostile.fields import Field
 from tests.hostile.shapes import body, shapes
 
-SIZES = (1 << 10, 8 << 10, 31 << 10, 256 << 10, 1 << 20, (8 << 20) - 1024)
-"""Bytes of a body, up to the most that the daemon takes. One of each is sent at once."""
+SIZES = (1 << 10, 8 << 10, 31 << 10, 256 << 10, 1 << 20)
+"""Bytes of a body that every field is sent with every shape. One of each is sent at once."""
 
-LARGEST = SIZES[-1:] * 6
+MOST_BYTES = (8 << 20) - 1024
+"""About the most that the daemon takes. Reading so much takes seconds, so that not every field is
+sent it: see `largest`."""
+
+LARGEST = (MOST_BYTES,) * 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +29,14 @@ class FieldAttack:
     field: Field
     shape: str
     sizes: tuple[int, ...] = SIZES
+    number: int = 1  # of those with the same name: a field may be reached in several ways
 
     @property
     def name(self) -> str:
-        return f"{self.route} {self.field.name}, {self.shape}"
+        n_largest = self.sizes.count(MOST_BYTES)
+        more = f", {n_largest} of 8 MB" if n_largest else ""
+        more += f" ({self.number})" if self.number > 1 else ""
+        return f"{self.method} {self.route} {self.field.name}, {self.shape}{more}"
 
     @property
     def method(self) -> str:
@@ -46,6 +55,51 @@ class FieldAttack:
 
 
 @dataclass(frozen=True, slots=True)
+class JointAttack:
+    """Several attacks on fields of one route at once."""
+
+    attacks: tuple[FieldAttack, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.attacks[0].name} and {len(self.attacks) - 1} more"
+
+    @property
+    def method(self) -> str:
+        return self.attacks[0].method
+
+    @property
+    def route(self) -> str:
+        return self.attacks[0].route
+
+    def bodies(self) -> Sequence[bytes]:
+        return [one for attack in self.attacks for one in attack.bodies()]
+
+
+def field_attacks(found: Iterable[Field]) -> list[FieldAttack]:
+    """Every field with every shape that it may have."""
+    attacks, n_named = list[FieldAttack](), Counter[str]()
+    for one in (FieldAttack(field, shape) for field in found for shape in shapes(field)):
+        n_named[one.name] += 1
+        attacks.append(replace(one, number=n_named[one.name]))
+    return attacks
+
+
+def largest(attacks: Iterable[FieldAttack]) -> list[FieldAttack]:
+    """Of each kind of field and shape one attack, with bodies of the largest size, one of which is
+    refused for its last member. Fields are of one kind, on whatever routes, if they have the same
+    name, types and items. Of texts that may only be short the name does not matter.
+    """
+    kinds = dict[tuple[object, ...], FieldAttack]()
+    for attack in attacks:
+        at = attack.field
+        name = "" if at.is_short else at.name.rpartition(".")[2]
+        kind = (name, at.kinds, json.dumps(at.item), at.is_short, attack.shape)
+        kinds.setdefault(kind, replace(attack, sizes=(MOST_BYTES, MOST_BYTES)))
+    return list(kinds.values())
+
+
+@dataclass(frozen=True, slots=True)
 class NamedAttack:
     """The same body several times. `write` is a function of a module, so that it can be sent."""
 
@@ -59,7 +113,7 @@ class NamedAttack:
         return [json.dumps(self.write(), separators=(",", ":")).encode()] * self.times
 
 
-Attack = FieldAttack | NamedAttack
+Attack = FieldAttack | JointAttack | NamedAttack
 """Is sent to a process, which makes its bodies."""
 
 TALK = {"messages": MESSAGES, "max_tokens": 4}

@@ -1,8 +1,7 @@
 """Attacks from a process of their own, so that making and sending them delays no probe."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,22 +36,22 @@ async def strike(
     target: Target,
     attack: Attack,
     answer_seconds: float = ANSWER_SECONDS,
-) -> Counter[int]:
-    """Send all bodies of the attack at once. Returns the statuses, once all have been answered or
-    cut off.
+) -> Sequence[int]:
+    """Send all bodies of the attack at once. Returns the status of each, once all have been
+    answered or cut off.
 
     Raises AssertionError for a status with which the daemon answers no client's mistake.
     """
     loop = asyncio.get_running_loop()
     statuses = await loop.run_in_executor(pool, _strike, target, attack, answer_seconds)
-    assert statuses.keys() <= TAKEN, f"{attack.name}: {statuses}"
+    assert set(statuses) <= TAKEN, f"{attack.name}: {statuses}"
     return statuses
 
 
-def _strike(target: Target, attack: Attack, answer_seconds: float) -> Counter[int]:
-    async def all_at_once() -> Counter[int]:
+def _strike(target: Target, attack: Attack, answer_seconds: float) -> Sequence[int]:
+    async def all_at_once() -> Sequence[int]:
         posts = [_post(target, attack, body, answer_seconds) for body in attack.bodies()]
-        return Counter(await asyncio.gather(*posts))
+        return await asyncio.gather(*posts)
 
     return asyncio.run(all_at_once())
 

@@ -5,14 +5,15 @@ counts in which thread a body is read, and how many functions are called for its
 import cProfile
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
-import typer
 from pydantic import BaseModel
 
 from server import service
@@ -21,9 +22,9 @@ from server.http.body import Head, is_light, parse, read_head
 from server.settings import Settings
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
-from tests.hostile.__main__ import Part
-from tests.hostile.attacks import FieldAttack
+from tests.hostile.attacks import MOST_BYTES, FieldAttack, field_attacks, largest
 from tests.hostile.fields import Field, fields
+from tests.hostile.record import Record, Row
 from tests.hostile.shapes import Shape, body, shapes
 from tests.hostile.storm import TAKEN
 
@@ -108,14 +109,35 @@ def test_every_field_is_found(all_fields: list[Field]) -> None:
     assert len(found) > 500
 
 
-def test_the_parts_of_a_run_are_all_of_it(all_fields: list[Field]) -> None:
-    attacks = [FieldAttack(field, shape) for field in all_fields[:20] for shape in shapes(field)]
-    parts = [Part.read(f"{number}/7").of(attacks) for number in range(1, 8)]
-    names = [attack.name for part in parts for attack in part]
-    assert sorted(names) == sorted(attack.name for attack in attacks)
-    for wrong in ("0/7", "8/7", "7", "a/b", "-1/7"):
-        with pytest.raises(typer.BadParameter):
-            Part.read(wrong)
+def test_a_run_sends_every_field_every_shape_and_each_kind_of_field_the_largest_bodies(
+    all_fields: list[Field],
+) -> None:
+    attacks = field_attacks(all_fields)
+    assert len({attack.name for attack in attacks}) == len(attacks)
+    assert len(attacks) == sum(len(shapes(field)) for field in all_fields)
+
+    def kinds(some: Iterable[FieldAttack]) -> set[tuple[str, str]]:
+        long = [one for one in some if not one.field.is_short]
+        return {(one.field.name.rpartition(".")[2], one.shape) for one in long}
+
+    with_largest = largest(attacks)
+    assert kinds(with_largest) == kinds(attacks)
+    assert len(with_largest) < len(attacks) / 8
+    assert {one.sizes for one in with_largest} == {(MOST_BYTES, MOST_BYTES)}
+    assert len({one.name for one in with_largest}) == len(with_largest)
+
+
+def test_what_a_record_has_is_not_sent_again(tmp_path: Path) -> None:
+    waits = {"free": 0.25, "held": 0.5, "gap": 0.75, "health": 0.0}
+    slow = Row("slow", Counter({0: 1, 200: 2}), {**waits, "gap": 1.5}, 3.25)
+    quick = Row("quick", Counter({200: 3, 400: 2}), waits, 0.5)
+    for row in (slow, quick):
+        Record.read(tmp_path / "rows").add(row)
+    found = Record.read(tmp_path / "rows")
+    assert found.rows == {"slow": slow, "quick": quick}
+    assert [found.has(name) for name in ("slow", "quick", "new")] == [False, True, False]
+    found.add(replace(slow, worst=waits))
+    assert Record.read(tmp_path / "rows").failed() == []
 
 
 def test_values_have_their_sizes_and_their_places(all_fields: list[Field]) -> None:

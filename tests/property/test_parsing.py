@@ -287,6 +287,19 @@ JSON_FAMILIES = [
     in_json("phi4_mini_json", '{"name": "NAME", "arguments": JSON}', ", ", "functools[{}]"),
     Family("cohere_command3", calls_of(VALUES, keys=TEXT), on_lines, calls_of(VALUES)),
     in_json("gigachat3", '<|function_call|>{"name": "NAME", "arguments": JSON}'),
+    in_json(
+        "solar_open",
+        "<|tool_call:begin|>00000id00INDEX<|tool_call:name|>NAME<|tool_call:args|>JSON"
+        "<|tool_call:end|>",
+        around="<|tool_calls|>{}<|calls|>",
+    ),
+    in_json(
+        "plamo3",
+        "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>NAME"
+        "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json"
+        "<|plamo:msg|>JSON<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
+        around="<|plamo:begin_tool_requests:plamo|>{}<|plamo:end_tool_requests:plamo|>",
+    ),
     in_json("apertus", '{"NAME": JSON}', ", ", "<|tools_prefix|>[{}]<|tools_suffix|>"),
     in_json(
         "openai",
@@ -335,6 +348,14 @@ def lfm2(calls: Sequence[Call]) -> str:
     return f"<|tool_call_start|>{python(calls)}<|tool_call_end|>"
 
 
+def olmo3(calls: Sequence[Call]) -> str:
+    written = (
+        f"{name}({', '.join(f'{key}={dumps(value)}' for key, value in arguments.items())})"
+        for name, arguments in calls
+    )
+    return "<function_calls>{}</function_calls>".format("\n".join(written))
+
+
 ANYTHING = calls_of(VALUES)
 FLAT = st.integers() | PLAIN_TEXT
 LITERAL_FAMILIES = [
@@ -353,6 +374,7 @@ LITERAL_FAMILIES = [
         function_gemma_meaning,
     ),
     Family("lfm2", ANYTHING, lfm2, ANYTHING, pythonic.parse_tool_call),
+    Family("olmo3", ANYTHING, olmo3, ANYTHING),
     Family("pythonic", ANYTHING, python, ANYTHING, pythonic.parse_tool_call),
 ]
 
@@ -430,10 +452,21 @@ def in_cdata(key: str, value: Any) -> str:
     return f'<param name="{key}">{text}</param>'
 
 
-def dsml(key: str, value: Any) -> str:
+def dsml_argument(prefix: str, key: str, value: Any) -> str:
     is_string = str(isinstance(value, str)).lower()
-    head = f'<｜DSML｜parameter name="{key}" string="{is_string}">'
-    return f"{head}{as_text(value)}</｜DSML｜parameter>\n"
+    head = f'<{prefix}parameter name="{key}" string="{is_string}">'
+    return f"{head}{as_text(value)}</{prefix}parameter>\n"
+
+
+def dsml(name: str, prefix: str, section: str) -> Family:
+    return tagged(
+        name,
+        f'<{prefix}invoke name="NAME">\n',
+        partial(dsml_argument, prefix),
+        f"</{prefix}invoke>\n",
+        around=f"<{section}>\n{{}}</{section}>",
+        read=said_to_be_text,
+    )
 
 
 KIMI_TYPES = {str: "string", bool: "boolean", type(None): "null", dict: "object", list: "array"}
@@ -510,21 +543,22 @@ TAGGED_FAMILIES = [
         read=python_null_or_text,
         meaning=minicpm5.parse_tool_call,
     ),
+    dsml("deepseek_v32", "｜DSML｜", "｜DSML｜function_calls"),
+    dsml("deepseek_v4", "｜DSML｜", "｜DSML｜tool_calls"),
+    dsml("deepseek_v41", "｜DSML｜ ", "｜DSML｜ calls"),
+    dsml("gigachat35", "｜GCML｜", "｜GCML｜tool_calls"),
     tagged(
-        "deepseek_v32",
-        '<｜DSML｜invoke name="NAME">\n',
-        dsml,
-        "</｜DSML｜invoke>\n",
-        around="<｜DSML｜function_calls>\n{}</｜DSML｜function_calls>",
-        read=said_to_be_text,
+        "mimo",
+        "<tool_call><function=NAME>",
+        partial(between_tags, "<parameter=KEY>VALUE</parameter>"),
+        "</function></tool_call>",
     ),
     tagged(
-        "deepseek_v4",
-        '<｜DSML｜invoke name="NAME">\n',
-        dsml,
-        "</｜DSML｜invoke>\n",
-        around="<｜DSML｜tool_calls>\n{}</｜DSML｜tool_calls>",
-        read=said_to_be_text,
+        "solar_open2",
+        "<|tool_call:start|>NAME\n",
+        partial(between_tags, "<|tool_arg:start|>KEY<|tool_arg:value|>VALUE<|tool_arg:end|>\n"),
+        "<|tool_call:end|>",
+        between="\n",
     ),
     tagged(
         "hy_v3",
@@ -547,7 +581,92 @@ TAGGED_FAMILIES = [
         meaning=kimi_k3_meaning,
     ),
 ]
-FAMILIES = {family.name: family for family in (*JSON_FAMILIES, *LITERAL_FAMILIES, *TAGGED_FAMILIES)}
+M3 = "]<]minimax[>["
+
+
+def nested_tags(value: Any) -> str:
+    """A value as MiniMax M3's template writes it, which leaves members out that are null."""
+    match value:
+        case dict():
+            members = {key: of for key, of in value.items() if of is not None}
+            return "".join(
+                f"{M3}<{key}>{nested_tags(of)}{M3}</{key}>" for key, of in members.items()
+            )
+        case list():
+            return "".join(f"{M3}<item>{nested_tags(of)}{M3}</item>" for of in value)
+        case bool():
+            return dumps(value)
+        case _:
+            return "" if value is None else str(value)
+
+
+def minimax_m3(calls: Sequence[Call]) -> str:
+    written = (
+        f'{M3}<invoke name="{name}">{nested_tags(arguments)}{M3}</invoke>\n'
+        for name, arguments in calls
+    )
+    return f"{M3}<tool_call>\n{''.join(written)}{M3}</tool_call>"
+
+
+TYPED_LEAF = st.one_of(
+    st.tuples(st.just({"type": "string"}), TEXT),
+    st.tuples(st.just({"anyOf": [{"type": "string"}, {"type": "integer"}]}), st.integers()),
+    st.tuples(st.just({"type": "integer"}), st.integers(-(2**53), 2**53)),
+    st.tuples(st.just({"type": "number"}), st.floats(allow_nan=False, allow_infinity=False)),
+    st.tuples(st.just({"type": "boolean"}), st.booleans()),
+    st.tuples(st.just({"type": ["string", "null"]}), TEXT.filter(lambda text: text != "null")),
+    st.tuples(st.just({}), st.integers() | st.booleans() | PLAIN_TEXT.map("a{}".format)),
+)
+
+
+def typed_object(members: dict[str, tuple[Schema, Any]]) -> tuple[Schema, Any]:
+    properties = {key: schema for key, (schema, _) in members.items()}
+    return {"type": "object", "properties": properties}, {k: of for k, (_, of) in members.items()}
+
+
+def typed_tuple(items: list[tuple[Schema, Any]]) -> tuple[Schema, Any]:
+    return {"type": "array", "prefixItems": [one for one, _ in items]}, [of for _, of in items]
+
+
+def typed_list(typed: tuple[Schema, Any], n_items: int) -> tuple[Schema, Any]:
+    return {"type": "array", "items": typed[0]}, [typed[1]] * n_items
+
+
+NESTED = st.recursive(
+    TYPED_LEAF,
+    lambda inner: st.one_of(
+        st.dictionaries(NAMES, inner, max_size=3).map(typed_object),
+        st.lists(inner, max_size=3).map(typed_tuple),
+        st.builds(typed_list, inner, st.integers(0, 3)),
+    ),
+    max_leaves=6,
+)
+
+
+def nested_calls(drawn: list[tuple[str, dict[str, tuple[Schema, Any]]]]) -> Calls:
+    typed = [(name, typed_object(members)) for name, members in drawn]
+    return [(name, value) for name, (_, value) in typed], {name: one for name, (one, _) in typed}
+
+
+NESTED_CALLS = st.lists(
+    st.tuples(NAMES, st.dictionaries(NAMES, NESTED, max_size=3)),
+    min_size=1,
+    max_size=3,
+    unique_by=operator.itemgetter(0),
+).map(nested_calls)
+NESTED_FAMILIES = [
+    Family(
+        "minimax_m3",
+        NESTED_CALLS,
+        minimax_m3,
+        NESTED_CALLS,
+        tail=f"{M3}</invoke>\n{M3}</tool_call>",
+    )
+]
+FAMILIES = {
+    family.name: family
+    for family in (*JSON_FAMILIES, *LITERAL_FAMILIES, *TAGGED_FAMILIES, *NESTED_FAMILIES)
+}
 BY_NAME = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 LEADING = ("llama3_json", "pythonic")
 """A call stands in place of an answer there."""
@@ -663,7 +782,9 @@ JUNK += ["<param ", "<arg_key>", "</arg_key>", "</parameter>", "<|open|>argument
 JUNK += ["<![CDATA["]
 
 
-@pytest.mark.parametrize("family", TAGGED_FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize(
+    "family", [*TAGGED_FAMILIES, *NESTED_FAMILIES], ids=lambda family: family.name
+)
 @SOME
 @given(junk=st.lists(st.sampled_from(JUNK), max_size=12), cuts=CUTS)
 def test_a_call_that_breaks_off_shows_none_of_its_markup(

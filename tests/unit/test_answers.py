@@ -142,7 +142,7 @@ def test_calls_come_right_behind_the_reasoning_and_content_behind_what_leads_to_
     assert structured is not None
     assert required.thinking is not None
     assert structured.thinking is not None
-    assert text(required.thinking.end) == format.end
+    assert text(required.thinking.end) == format.end + format.before_calls
     assert text(structured.thinking.end) == format.content, "with reasoning before it or without"
     assert required.thinking.space == structured.thinking.space == ()
 

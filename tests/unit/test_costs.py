@@ -184,6 +184,30 @@ def test_alone_a_prompt_goes_at_full_speed() -> None:
     assert budget.chunk_tokens(0, 112) == 112  # another prompt beside it
 
 
+@pytest.mark.parametrize("planned", [0, 100, 200])
+def test_alone_a_scored_prompt_takes_no_longer_a_step_than_another(planned: int) -> None:
+    """Who comes next waits for the step. Scoring a token takes longer than computing it here."""
+    costs = StepCosts()
+
+    def step() -> StepBudget:
+        budget = StepBudget(costs, stretch=4.0, step_tokens=512)
+        if planned:
+            budget.add_chunk(0, planned, planned)
+        return budget
+
+    for start in (0, 3000):
+        longest = 2 * costs.begin_seconds(start) + costs.prompt_seconds(start, 512)
+        budget = step()
+        n_tokens = budget.chunk_tokens(start, 512 - planned, scored=1.0)
+        if planned < 200:
+            assert 50 < n_tokens < 400
+        if n_tokens:
+            budget.add_chunk(start, n_tokens, n_tokens)
+            assert costs.predict(budget.shape) <= longest
+        assert step().chunk_tokens(start, 512 - planned) == 512 - planned
+    assert planned == 200 or step().chunk_tokens(0, 16, scored=1.0) == 16
+
+
 def test_without_a_limit_the_step_is_never_too_long() -> None:
     assert _with_decodes(StepCosts(), math.inf).chunk_tokens(10_000, 4096) == 4096
 

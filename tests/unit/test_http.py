@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import weakref
 
 import pytest
 import uvicorn
@@ -49,6 +50,24 @@ def connected(application: ASGIApp = silent) -> tuple[BoundedHttp, Socket]:
     protocol, socket = BoundedHttp(uvicorn.Config(application), ServerState(), {}), Socket()
     protocol.connection_made(socket)
     return protocol, socket
+
+
+async def test_nothing_is_kept_of_a_connection_that_is_reset_between_requests() -> None:
+    """uvicorn's timer between requests ends a connection after two minutes, and would keep it."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    protocol, socket = connected(answer)
+    protocol.data_received(HEAD + b"\r\n")
+    await asyncio.sleep(0)
+    assert socket.sent.startswith(b"HTTP/1.1 204 ")
+    protocol.connection_lost(ConnectionResetError())
+    kept = weakref.ref(protocol)
+    del protocol
+    await asyncio.sleep(0)
+    assert kept() is None
 
 
 async def test_a_head_that_is_too_long_is_told_the_limit() -> None:

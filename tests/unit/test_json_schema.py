@@ -3,8 +3,11 @@
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.api import InvalidRequest
 from engine.grammar.json_schema import faithful
@@ -29,6 +32,8 @@ def accepts() -> Accepts:
 
 
 TIMES = {"type": "string", "format": "date-time"}
+A_TEXT = {"$defs": {"a": {"type": "string"}}}
+A_NUMBER = {"$defs": {"a": {"type": "number"}}}
 
 
 @pytest.mark.parametrize(
@@ -69,6 +74,21 @@ TIMES = {"type": "string", "format": "date-time"}
             '"1999-02-28"',
         ),
         (True, "[", "[1]"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$id": "x y", "type": "null"}}}, "1", "null"),
+        (
+            {"items": {"$id": "Box<T>", "$ref": "#/$defs/a"}, "type": "array", **A_NUMBER},
+            '["a"]',
+            "[1]",
+        ),
+        ({"items": {"$id": "b", "$ref": "#/$defs/a", **A_TEXT}, "type": "array"}, "[1]", '["a"]'),
+        ({"$ref": "#a", "$defs": {"b": {"$anchor": "a", "type": "null"}}}, "1", "null"),
+        ({"$ref": "#a", "$defs": {"b": {"$dynamicAnchor": "a", "type": "null"}}}, "1", "null"),
+        ({"$ref": "#a", "definitions": {"b": {"$id": "#a", "type": "null"}}}, "1", "null"),
+        (
+            {"$dynamicAnchor": "n", "type": "array", "items": {"$ref": "#n"}, "maxItems": 1},
+            "[[1]]",
+            "[[]]",
+        ),
     ],
 )
 def test_what_a_schema_forbids_is_never_generated(
@@ -95,9 +115,16 @@ def test_what_a_schema_forbids_is_never_generated(
         ({"$ref": "#/$defs/a"}, "leads nowhere"),
         ({"$ref": "#/$defs/a~1b", "$defs": {"a~1b": {}}}, "leads nowhere"),
         (
-            {"$ref": "#/$defs/a", "$defs": {"a": {"$id": "http://example.com/a"}}},
-            "together with an \\$id",
+            {"anyOf": [{"$id": "http://a.com/b", "$ref": "#/$defs/a", **A_TEXT}], **A_NUMBER},
+            "two meanings, by an \\$id",
         ),
+        (
+            {"anyOf": [{"$id": "b", "$ref": "#/$defs/a", **A_TEXT}, {"$ref": "#/$defs/a"}]},
+            "two meanings, by an \\$id|leads nowhere",
+        ),
+        ({"items": {"$id": "Its type", "items": {"$ref": "#"}}}, "two meanings, by an \\$id"),
+        ({"$ref": "#a", "$defs": {"b": {"$anchor": "a"}, "c": {"$anchor": "a"}}}, "leads nowhere"),
+        ({"$ref": "#a", "$defs": {"b": {"$id": "b", "items": {"$anchor": "a"}}}}, "leads nowhere"),
         ({"$ref": "#"}, "."),
         ({"type": "string", "format": "date", "allOf": 1}, "."),
         ({"type": "string", "pattern": "(?=a)b"}, "look-arounds"),
@@ -111,6 +138,29 @@ def test_what_would_be_read_otherwise_is_refused(
 ) -> None:
     with pytest.raises(InvalidRequest, match=why):
         accepts(schema, "")
+
+
+@given(st.text(max_size=12) | st.sampled_from(["http://a.com/b", "urn:x", "a b", "Box<T>", "a#b"]))
+def test_the_id_of_an_inner_schema_is_any_text(text: str) -> None:
+    """Whatever generators call a type, what its references lead to is as it would be without."""
+
+    def schema(*place: str, **id: str) -> dict[str, object]:
+        tree = {"type": "array", "items": {"$ref": "#/$defs/Tree"}}
+        found: dict[str, object] = {
+            "properties": {"a": {"$ref": "#/$defs/Tree"}, "b": {"items": {"$ref": "#/$defs/b~1c"}}},
+            "$defs": {"Tree": tree, "b/c": {"const": 1}},
+        }
+        inner: Any = found
+        for step in place:
+            inner = inner[step]
+        inner.update(id)
+        return found
+
+    expected = faithful(json.dumps(schema()))
+    places = [("properties", "a"), ("properties", "b"), ("properties", "b", "items")]
+    places += [("$defs", "Tree"), ("$defs", "Tree", "items"), ("$defs", "b/c")]
+    for place in places:
+        assert faithful(json.dumps(schema(*place, **{"$id": text}))) == expected
 
 
 def test_deep_nesting_is_refused_or_read(accepts: Accepts) -> None:

@@ -21,7 +21,15 @@ from server.parsing.lark import (
     json_arguments,
     json_call,
 )
-from server.parsing.reader import Calls, NotACall, Reader, Reading, indexed_id, short_id
+from server.parsing.reader import (
+    Calls,
+    NotACall,
+    Reader,
+    Reading,
+    indexed_id,
+    lower_id,
+    short_id,
+)
 
 
 def enclosed_object(end: str) -> ReadCalls:
@@ -189,6 +197,23 @@ def _deepseek_header(reader: Reader, calls: Calls) -> Reading[tuple[str, str | N
     return name, None
 
 
+_SOLAR_NAME, _SOLAR_ARGUMENTS = "<|tool_call:name|>", "<|tool_call:args|>"
+_SOLAR_ID = re.compile(r"[\w.:/-]{0,256}")
+
+
+def _solar_header(reader: Reader, calls: Calls) -> Reading[tuple[str, str | None]]:
+    """The id, which may be missing, and the name."""
+    id, _ = yield from reader.name([_SOLAR_NAME], _SOLAR_ID)
+    name, _ = yield from reader.name([_SOLAR_ARGUMENTS])
+    return name, id or None
+
+
+def _solar_call(lark: Lark, function: Function) -> str:
+    """An id, as the models make them up, the name, and the arguments."""
+    head = lark.text(f"{_SOLAR_NAME}{function.name}{_SOLAR_ARGUMENTS}")
+    return f"/[a-z0-9]{{10}}/ {head} {json_arguments(lark, function)}"
+
+
 HERMES = ToolFormat(
     "hermes",
     ["<tool_call>"],
@@ -280,6 +305,64 @@ DEEPSEEK_V31 = ToolFormat(
 )
 
 _APERTUS_END = "<|tools_suffix|>"
+
+SOLAR_OPEN = ToolFormat(
+    "solar_open",
+    ["<|tool_calls|>", "<|tool_call:begin|>"],
+    _section(_solar_header, "<|tool_call:begin|>", "<|tool_call:end|>", "<|calls|>"),
+    CallSyntax(
+        _solar_call,
+        opens="<|tool_calls|>",
+        begin="<|tool_call:begin|>",
+        end="<|tool_call:end|>",
+        closes="<|calls|>",
+    ),
+    ends=["<|calls|>", "<|tool_call:end|>"],
+    new_id=lower_id,
+)
+"""`<|tool_call:begin|>id<|tool_call:name|>name<|tool_call:args|>{...}<|tool_call:end|>` for each
+call, after `<|tool_calls|>`: Upstage's Solar Open. The marker after the last call ends the answer.
+"""
+
+_PLAMO_NAME, _PLAMO_NAME_END = "<|plamo:begin_tool_name:plamo|>", "<|plamo:end_tool_name:plamo|>"
+_PLAMO_ARGUMENTS = "<|plamo:begin_tool_arguments:plamo|>"
+_PLAMO_MESSAGE = "<|plamo:msg|>"
+_PLAMO_CALL, _PLAMO_CALL_END = (
+    "<|plamo:begin_tool_request:plamo|>",
+    "<|plamo:end_tool_request:plamo|>",
+)
+_PLAMO_CALLS, _PLAMO_CALLS_END = (
+    "<|plamo:begin_tool_requests:plamo|>",
+    "<|plamo:end_tool_requests:plamo|>",
+)
+
+
+def _plamo_header(reader: Reader, calls: Calls) -> Reading[tuple[str, str | None]]:
+    """The name between its markers, and what stands before the arguments."""
+    yield from reader.skip_space()
+    if not (yield from reader.starts([_PLAMO_NAME])):
+        raise NotACall
+    name, _ = yield from reader.name([_PLAMO_NAME_END])
+    yield from reader.collect([_PLAMO_MESSAGE, _PLAMO_CALL_END])
+    return name, None
+
+
+PLAMO3 = ToolFormat(
+    "plamo3",
+    [_PLAMO_CALLS],
+    _section(_plamo_header, _PLAMO_CALL, _PLAMO_CALL_END, _PLAMO_CALLS_END),
+    CallSyntax(
+        headed_call(f"{_PLAMO_NAME_END}{_PLAMO_ARGUMENTS}<|plamo:constrain|>json{_PLAMO_MESSAGE}"),
+        opens=_PLAMO_CALLS,
+        begin=f"{_PLAMO_CALL}{_PLAMO_NAME}",
+        end=f"<|plamo:end_tool_arguments:plamo|>{_PLAMO_CALL_END}",
+        closes=_PLAMO_CALLS_END,
+    ),
+    ends=[_PLAMO_CALLS_END],
+)
+"""`<|plamo:begin_tool_name:plamo|>name<|plamo:end_tool_name:plamo|>` and then, behind
+`<|plamo:msg|>`, the arguments, in a section: PLaMo 3.
+"""
 
 HUNYUAN_A13B = ToolFormat(
     "hunyuan_a13b",

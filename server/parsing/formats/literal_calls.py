@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from server.parsing.answer import ReadCalls, ToolFormat, all_calls
-from server.parsing.call_grammars import braced_call, keyword_call
+from server.parsing.call_grammars import braced_call, json_keyword_call, keyword_call
 from server.parsing.json_text import decoded_string, json_string
 from server.parsing.lark import CallSyntax
 from server.parsing.reader import (
@@ -420,6 +420,41 @@ LFM2 = ToolFormat(
     ends=["<|tool_call_end|>"],
 )
 """`<|tool_call_start|>[name(key="value")]<|tool_call_end|>`: Liquid's LFM2."""
+
+_OLMO3_END = "</function_calls>"
+
+
+def _read_olmo3(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
+    """Calls on lines of their own, up to the end marker."""
+    if (yield from all_calls(reader, calls, _OLMO3_END, _read_lines(reader, calls))):
+        yield from reader.skip_space()
+        yield from reader.starts([_OLMO3_END])
+
+
+def _read_lines(reader: Reader, calls: Calls) -> Reading[None]:
+    notation = Notation(_NOTATION.quotes, _NOTATION.lists)  # its quotes within strings are escaped
+    while True:
+        name, _ = yield from reader.name(["("])
+        yield from _check_arguments(reader)
+        yield calls.begin(name)
+        yield from read_members(reader, notation, ")", "=", calls.arguments)
+        yield from reader.skip_space()
+        yield from reader.starts([",", ";"])
+        yield from reader.skip_space()
+        if (yield from reader.peek()) in ("", "<"):
+            return
+
+
+OLMO3 = ToolFormat(
+    "olmo3",
+    ["<function_calls>"],
+    _read_olmo3,
+    CallSyntax(json_keyword_call, opens="<function_calls>", between="\n", closes=_OLMO3_END),
+    ends=[_OLMO3_END],
+)
+"""`<function_calls>name(key="value")</function_calls>`, a line for each call, and values in JSON:
+Ai2's OLMo 3.
+"""
 
 PYTHONIC = ToolFormat(
     "pythonic",

@@ -185,6 +185,34 @@ SEED_OSS = _format(
 ByteDance's Seed-OSS. Qwen3-Coder's tags in a section of its own, and no lines around values.
 """
 
+MIMO = _format(
+    "mimo",
+    Tags(
+        section=Section("<tool_call>", "</tool_call>", calls="one"),
+        call=Tag("<function=", ">", "</function>"),
+        parameter=Tag("<parameter=", ">", "</parameter>"),
+        heads=BARE,
+        trim=EXACT,
+        undeclared=_TEXT,
+    ),
+)
+"""Qwen3-Coder's tags without line breaks between them or around values: Xiaomi's MiMo 2."""
+
+SOLAR_OPEN2 = _format(
+    "solar_open2",
+    Tags(
+        call=Tag("<|tool_call:start|>", "", "<|tool_call:end|>"),
+        parameter=Tag("<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>"),
+        heads=BARE,
+        trim=EXACT,
+        undeclared=_TEXT,
+        line="\n",
+    ),
+)
+"""`<|tool_call:start|>name`, and on a line of its own for each parameter
+`<|tool_arg:start|>key<|tool_arg:value|>value<|tool_arg:end|>`: Upstage's Solar Open 2.
+"""
+
 GLM47 = _key_and_value("glm47", prefix="", line="")
 """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM 4.7."""
 
@@ -227,6 +255,12 @@ DEEPSEEK_V4 = _format(
     "deepseek_v4", replace(_invoke("｜DSML｜", "｜DSML｜tool_calls"), heads=_DSML)
 )
 """`<｜DSML｜tool_calls>` around the calls of DeepSeek V3.2: DeepSeek V4."""
+
+DEEPSEEK_V41 = _format("deepseek_v41", replace(_invoke("｜DSML｜ ", "｜DSML｜ calls"), heads=_DSML))
+"""DeepSeek V4's tags, with a space before the name of each: `<｜DSML｜ calls>`. DeepSeek V4.1."""
+
+GIGACHAT35 = _format("gigachat35", replace(_invoke("｜GCML｜", "｜GCML｜tool_calls"), heads=_DSML))
+"""`<｜GCML｜tool_calls>`, and DeepSeek V4's tags with this prefix: GigaChat 3.5."""
 
 _minicpm5 = _format(
     "minicpm5",

@@ -131,7 +131,7 @@ def test_a_name_is_sent_before_the_arguments_and_a_string_as_it_is_read(name: st
     calls = Calls(TOOLS[name], openai_id)
     stream = AnswerStream(reader, answer_format(name).read(reader, calls))
     # In Python's syntax the first key tells that it is a call.
-    head = begin if name in ("lfm2", "pythonic") else begin[: begin.rindex("path")]
+    head = begin if name in ("lfm2", "olmo3", "pythonic") else begin[: begin.rindex("path")]
     sent = [part for character in head for part in stream.add(character)]
     assert [part.name for part in sent if isinstance(part, CallBegun)] == ["edit"]
     sent += stream.add(begin[len(head) :] + "a")

@@ -62,6 +62,18 @@ def written(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     return FAMILIES[name].write(calls).removeprefix("<|start|>assistant")
 
 
+def without_nulls(value: Any) -> Any:
+    """As MiniMax M3's template writes a value: without members that are null, and an item that is
+    null as one without text.
+    """
+    match value:
+        case dict():
+            return {key: without_nulls(of) for key, of in value.items() if of is not None}
+        case list():
+            return ["" if of is None else without_nulls(of) for of in value]
+    return value
+
+
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "granite"])
 def test_the_grammar_allows_what_the_template_writes_and_it_is_read(name: str) -> None:
     family = FAMILIES[name]
@@ -71,4 +83,6 @@ def test_the_grammar_allows_what_the_template_writes_and_it_is_read(name: str) -
     for calls in [*([("f", given)] for given in ARGUMENTS), [("f", {"count": 1}), ("g_2", {})]]:
         text = written(name, calls)
         assert allows(grammar, text), text
-        assert parsed(family.format, [text], schemas).calls == calls
+        found = parsed(family.format, [text], schemas).calls
+        is_m3 = name == "minimax_m3"
+        assert found == [(one, without_nulls(given) if is_m3 else given) for one, given in calls]
