@@ -152,16 +152,12 @@ def test_long_answers_drafted_plain_and_compiled(served: Served, reference: Refe
 
 
 @pytest.mark.slow
-def test_the_perplexity_of_documentation(served: Served, reference: Reference) -> None:
+@pytest.mark.parametrize("start", range(0, DOCUMENTATION_TOKENS, PIECE_TOKENS))
+def test_the_perplexity_of_documentation(served: Served, reference: Reference, start: int) -> None:
     tokens = reference.writer.documentation(DOCUMENTATION_TOKENS)
-    daemon = RealDaemon(served, ROOM)
-    found, expected = list[float](), list[float]()
-    for start in range(0, DOCUMENTATION_TOKENS, PIECE_TOKENS):
-        piece = tokens[start : start + PIECE_TOKENS]
-        ours, answer = daemon.scores(piece)
-        own = reference.scores(piece)
-        reference.expect(Prompt(f"documentation from {start}", piece, 1), answer)
-        assert ours.logprobs == pytest.approx(own.logprobs, abs=LOGPROB)
-        found += ours.logprobs
-        expected += own.logprobs
-    assert abs(perplexity(found) - perplexity(expected)) < PERPLEXITY
+    piece = tokens[start : start + PIECE_TOKENS]
+    ours, answer = RealDaemon(served, ROOM).scores(piece)
+    own = reference.scores(piece)
+    reference.expect(Prompt(f"documentation from {start}", piece, 1), answer)
+    assert ours.logprobs == pytest.approx(own.logprobs, abs=LOGPROB)
+    assert abs(perplexity(ours.logprobs) - perplexity(own.logprobs)) < PERPLEXITY
