@@ -36,9 +36,10 @@ from engine.mlx_backend.submitted_step import (
     AcceptedTokens,
     GivenUp,
     PendingForward,
+    RowDraws,
     SubmittedStep,
+    rows_of,
 )
-from engine.mlx_backend.verify import RowDraws, rows_of
 from kvstore.ops import CopyBlock, FillBlock, When
 
 

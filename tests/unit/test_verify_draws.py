@@ -5,7 +5,7 @@ import pytest
 from engine.core.step import SampledToken, Sampling, SequenceId
 from engine.mlx_backend.batch import BatchRow, SequenceTables
 from engine.mlx_backend.sampling.edits import SamplingRow
-from engine.mlx_backend.verify import RowDraws, StepDraws
+from engine.mlx_backend.submitted_step import RowDraws, StepDraws
 from engine.values.request import SamplingParams
 
 AFTER_DRAFTS = 20
