@@ -20,11 +20,11 @@ from engine.core.step import (
     StepPlan,
     StepResult,
 )
-from engine.mlx_backend import runner
 from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.views import LayerView
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
+from engine.mlx_backend.submitted_step import SubmittedStep
 from engine.values.request import Request, SamplingParams
 from engine.values.tokens import pack
 from kvstore.ops import TablePatch
@@ -177,7 +177,7 @@ def test_a_result_that_cannot_be_read_leaves_no_step_behind(
     mlx_runner.draw(NO_STEP_MASKS)
     mlx_runner.submit(StepPlan(rows=[Decode(name)]))
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "_accept_tokens", _out_of_memory)
+        patched.setattr(SubmittedStep, "accept_tokens", _out_of_memory)
         with pytest.raises(MemoryError):
             mlx_runner.collect()
     mlx_runner.submit(StepPlan(leave=[name], enter=[entry], patches=[(name, table)], rows=[first]))
