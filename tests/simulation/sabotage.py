@@ -402,7 +402,7 @@ SABOTAGES: Sequence[Sabotage] = (
         LiveSequence,
         "banned_tokens",
         _ban_along_draft,
-        827,
+        778,
         "other tokens than when alone",
     ),
     Sabotage(
@@ -450,7 +450,7 @@ SABOTAGES: Sequence[Sabotage] = (
         PlannedRow,
         "is_current",
         property(_of_any_lease),
-        1245,
+        3434,
         "is to be written, and has 2 references",
     ),
     Sabotage(
