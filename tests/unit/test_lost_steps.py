@@ -128,6 +128,23 @@ def test_what_a_sequence_had_computed_before_the_lost_steps_is_not_computed_agai
     assert device.harness.runner.n_computed == 40 + 3
 
 
+def test_a_sequence_without_a_row_in_flight_loses_what_it_has_with_the_storage() -> None:
+    """Prompts of three clients take turns, and each chunk is a whole step."""
+    device = Device({})
+    prompts = [prompt(client, 60) for client in range(3)]
+    names = [
+        device.harness.add(tokens, client=str(client)) for client, tokens in enumerate(prompts)
+    ]
+    for _ in range(4):
+        device.turn()
+    device.lose_next(StorageLost)
+    device.finish()
+    assert device.harness.scheduler.metrics.recomputed_sequences == 3
+    for name, tokens in zip(names, prompts, strict=True):
+        alone = Device({})
+        assert device.harness.text(name) == alone.harness.text(alone.serve(tokens))
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_an_aborted_sequence_of_a_lost_step_ends_as_aborted(loss: type[StepLost]) -> None:
     device = Device({})
