@@ -95,7 +95,7 @@ class DraftModel:
         self.cost_share = cost_share
         self._context_tokens = min(context_tokens, store.pool.n_blocks * store.block_size)
         self._followed: dict[SequenceId, _DraftState] = {}
-        # Of sequences that are not followed: tokens that were cached after so many changes.
+        # By sequence, if not followed: `n_changes` of the tree, and tokens cached at that time.
         self._cached: dict[SequenceId, tuple[int, int]] = {}
         self._leaving: list[SequenceId] = []
         self._spare_seconds = 0.0  # for probes

@@ -238,7 +238,7 @@ class MlxRunner:
         """What has failed on the device, and computes no more steps."""
         compiled = None if self._decode_path is None else self._decode_path.compiled
         has_compiled_failed = compiled is not None and bool(compiled.problem)
-        return bool(self._model.execution.attention.problem), has_compiled_failed
+        return GivenUp(bool(self._model.execution.attention.problem), has_compiled_failed)
 
     def _settle(self, error: Exception) -> NoReturn:
         """Raise the error of a step, which has been dropped, once all that is left is computed. If

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -188,8 +188,12 @@ class PendingForward:
 AcceptedTokens: TypeAlias = Mapping[SequenceId, Sequence[SampledToken]]
 """Of each row that was drawn; no tokens where one of them could not be drawn."""
 
-GivenUp: TypeAlias = tuple[bool, bool]
-"""Whether the attention, and whether compiled functions, have failed and compute no more steps."""
+
+class GivenUp(NamedTuple):
+    """What has failed on the device, and computes no more steps."""
+
+    attention: bool  # the one that was chosen, in place of `gather`
+    compiled: bool  # all compiled functions
 
 
 @dataclass(slots=True)

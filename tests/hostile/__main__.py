@@ -67,7 +67,7 @@ MEMORY_SECONDS, MEMORY_BYTES = 10.0, 96 << 20
 bytes more: what the allocator keeps, and stored responses, of which there may be 64 MiB."""
 
 CHECKED = 20
-"""After so many attacks with large bodies the daemon's memory is looked at."""
+"""The number of attacks with large bodies after which the daemon's memory is checked."""
 
 MAX_TEXT_TOKENS = 2048
 """Of the texts that are embedded and ranked: those of the named attacks have up to 940."""

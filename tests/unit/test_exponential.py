@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.mlx_backend.cpu.tiles import softmax_exp
+from engine.mlx_backend.model.attention import softmax_exp
 from engine.mlx_backend.sampling.sampler import as_list
 from engine.mlx_backend.sampling.weights import LOWEST_SCORE, softmax_weights
 

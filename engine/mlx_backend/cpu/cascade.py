@@ -16,10 +16,15 @@ import mlx.core as mx
 import numpy as np
 
 from engine.mlx_backend.cpu.products import key_products, value_sums
-from engine.mlx_backend.cpu.tiles import HIDDEN, PartialAttention, TilePlan, softmax_exp
+from engine.mlx_backend.cpu.tiles import HIDDEN, PartialAttention, TilePlan
 from engine.mlx_backend.kv.arena import Arena, LayerArena
 from engine.mlx_backend.kv.shape import Heads
-from engine.mlx_backend.model.attention import Attention, BlockAttention, PrepareDecodeRows
+from engine.mlx_backend.model.attention import (
+    Attention,
+    BlockAttention,
+    PrepareDecodeRows,
+    softmax_exp,
+)
 from engine.mlx_backend.model.batching import group_by_length
 from engine.mlx_backend.model.rows import (
     BlockTable,

@@ -12,13 +12,12 @@ heads go through a second stream where a chunk is large enough.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import mlx.core as mx
 
 from engine.mlx_backend.kv.arena import LayerArena
-from engine.mlx_backend.model.attention import BlockAttention
+from engine.mlx_backend.model.attention import BlockAttention, softmax_exp
 from engine.mlx_backend.model.rows import RowGroup, table_width
 from kvstore.pool import blocks_for
 
@@ -44,19 +43,6 @@ TWO_STREAM_SCORES = 2**15
 
 Measured on two cores of an AMD EPYC.
 """
-
-
-_LOWEST_SCORE = -87.0  # exp of it is the smallest normal float32
-
-
-@partial(mx.compile, shapeless=True)
-def softmax_exp(scores: mx.array) -> mx.array:
-    """exp of float32 `scores` that are not positive; scores below -87 count as -87. NaN stays NaN.
-
-    MLX fuses at least two operations, and g++ vectorizes kernels of contiguous arrays
-    (`loading/compiler.py`): so exp takes a twentieth of the time that it takes alone.
-    """
-    return mx.exp(mx.maximum(mx.contiguous(scores), _LOWEST_SCORE))
 
 
 @dataclass(frozen=True, slots=True)

@@ -360,8 +360,8 @@ PLAMO3 = ToolFormat(
     ),
     ends=[_PLAMO_CALLS_END],
 )
-"""`<|plamo:begin_tool_name:plamo|>name<|plamo:end_tool_name:plamo|>` and then, behind
-`<|plamo:msg|>`, the arguments, in a section: PLaMo 3.
+"""`<|plamo:begin_tool_name:plamo|>name<|plamo:end_tool_name:plamo|>` and, after `<|plamo:msg|>`,
+the arguments, all in a section: PLaMo 3.
 """
 
 HUNYUAN_A13B = ToolFormat(
