@@ -220,6 +220,9 @@ class HeldTokenizer(ByteTokenizer):
         return super().encode(text, add_special_tokens=add_special_tokens)
 
 
+READ_SECONDS = 0.001  # between two parts of a prompt: each is sent by itself
+
+
 @dataclass
 class Script:
     """What the engine does with the requests to come."""
@@ -326,6 +329,10 @@ class FakeEngine:
                 await asyncio.sleep(0)
             for event in events:
                 yield event
+            if position < 0 and request.reports_progress:
+                for event in _reading(request, events):
+                    await asyncio.sleep(READ_SECONDS)
+                    yield event
         self._seen.append((request.cache_salt, request.prompt))
 
     async def stats(self) -> EngineStats:
@@ -486,6 +493,15 @@ class FakeSubmission:
 async def _first(gate: Gate, tasks: TaskGroup) -> None:
     await gate.passed()
     tasks.cancel_scope.cancel()
+
+
+def _reading(request: Request, admissions: Sequence[OutputEvent]) -> Iterator[OutputEvent]:
+    """What is computed of the prompt is read in two parts."""
+    (admission, *_) = (event.admission for event in admissions if event.admission)
+    computed = admission.prompt_tokens - admission.cached_tokens
+    for n_left in (computed // 2, 0):
+        read_tokens = admission.prompt_tokens - n_left
+        yield OutputEvent(request.id, 0, read_tokens=read_tokens)
 
 
 def _next(sequence: Iterator[OutputEvent]) -> list[OutputEvent]:
