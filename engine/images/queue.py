@@ -214,17 +214,17 @@ class ImageQueue:
         digest, grid = found
         return self._layout.prepared(digest, grid, str(Path(folder) / array_file(digest)))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the processes. Callers get EngineStopped."""
         self._is_closed = True
-        if self._ending is not None:
-            self._ending.cancel()
-        for task in tuple(self._tasks):
-            task.cancel()
         for waiting in tuple(self._jobs.values()):
             self._finish(waiting, EngineStopped("the engine has stopped"))
         self._waiting.clear()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._end_idle()
+        await asyncio.gather(*self._kills)
 
     async def _joined(self, key: Key, job: PrepareJob) -> Result:
         """The result of a job, perhaps of one that another caller waits for."""
@@ -250,9 +250,6 @@ class ImageQueue:
                 del self._jobs[key]
 
     def _dispatch(self) -> None:
-        if self._ending is not None:
-            self._ending.cancel()
-            self._ending = None
         if len(self._tasks) < self._n_processes:
             task = asyncio.get_running_loop().create_task(self._work())
             self._tasks.add(task)
@@ -274,8 +271,9 @@ class ImageQueue:
                 self._finish(waiting, outcome)
             seconds = asyncio.get_running_loop().time() - began
             self._seconds_each += 0.2 * (seconds - self._seconds_each)
-        loop = asyncio.get_running_loop()
-        self._ending = self._ending or loop.call_later(IDLE_SECONDS, self._end_idle)
+        if self._ending is not None:
+            self._ending.cancel()
+        self._ending = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._end_idle)
 
     def _finish(self, waiting: _Waiting, outcome: Result | Exception) -> None:
         self._jobs.pop(waiting.key, None)
@@ -288,7 +286,9 @@ class ImageQueue:
             waiting.result.set_result(outcome)
 
     def _end_idle(self) -> None:
-        self._ending = None
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
         for process in self._idle:
             task = asyncio.get_running_loop().create_task(process.kill())
             self._kills.add(task)
