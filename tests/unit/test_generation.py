@@ -23,6 +23,7 @@ from server.errors import ApiError, ClientDisconnected
 from server.fairness import Budget, Reservation
 from server.generation.choice import AnswerUsage, Choice, Step
 from server.generation.history import Replays
+from server.generation.progress import ProgressBody
 from server.generation.requests import ServedModel
 from server.generation.stream import (
     CONTINUED_AT_ONCE,
@@ -90,6 +91,9 @@ class SilentWriter(StreamWriter):
     media_type = "text/plain"
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
+        return b""
+
+    def progress(self, body: ProgressBody) -> bytes:
         return b""
 
     def keep_alive(self) -> bytes:
