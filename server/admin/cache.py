@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from enum import StrEnum
+from itertools import groupby
 from typing import Annotated
 
 from anyio import to_thread
@@ -13,9 +14,11 @@ from starlette.responses import Response
 
 from engine.api import EngineStopped, ModelError
 from engine.launch import clear_unloaded
+from engine.values.model import Tokenizer
 from engine.values.settings import DiskCacheConfig
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
 from engine.values.tokens import pack
+from engine.values.tree import IMAGE, NodeTokens
 from server.admin.watch import EventStream, Watch, WatchDependency, event_stream
 from server.admin_schema import (
     CacheStatsResponse,
@@ -291,7 +294,7 @@ async def cache_node(id: NodeId, loaded: LoadedDependency, service: ServiceDepen
         raise ApiError(404, f"There is no node {id} in the cache (any more).", code="no_such_node")
     text = None
     if shows_text:
-        text = await to_thread.run_sync(loaded.engine.tokenizer.decode, node.token_ids)
+        text = await to_thread.run_sync(_text_of, loaded.engine.tokenizer, node)
     return NodeText(id=id, tokens=node.tokens, text=text)
 
 
@@ -307,6 +310,12 @@ async def cache_beginnings(
     loaded = service.models.loaded(model)
     nodes = [await loaded.engine.node(each, BEGINNING_TOKENS) for each in ids]
     found = [node for node in nodes if node is not None]
-    decode = loaded.engine.tokenizer.decode
-    texts = await to_thread.run_sync(lambda: {node.id: decode(node.token_ids) for node in found})
+    tokenizer = loaded.engine.tokenizer
+    texts = await to_thread.run_sync(lambda: {node.id: _text_of(tokenizer, node) for node in found})
     return Beginnings(shows_text=True, beginnings=texts)
+
+
+def _text_of(tokenizer: Tokenizer, node: NodeTokens) -> str:
+    """The text of a node, with a word in place of each image."""
+    runs = groupby(node.token_ids, IMAGE.__eq__)
+    return "".join("[image]" if is_image else tokenizer.decode([*ids]) for is_image, ids in runs)

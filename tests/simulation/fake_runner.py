@@ -54,6 +54,7 @@ from kvstore.slots import Group
 from kvstore.tokens import content_ids
 from kvstore.types import BlockId, SlotId
 from kvstore.window import WindowGroup
+from tests.simulation.fake_tower import FakeTower
 from tests.simulation.model import (
     ROOT,
     chain,
@@ -141,8 +142,7 @@ class FakeRunner:
     `fault` is called whenever a real runner might raise, and may raise: after StorageLost nothing
     is left of what blocks and states held. `op_fault` is called before each op that changes what is
     cached, and may raise. `row_fault` names rows that fail alone, and `image_fault` is whether the
-    next stages of an image cannot be computed. Asserts that features are there where a chunk reads
-    them, and that they take no more bytes than they may.
+    next stages of an image cannot be computed.
     """
 
     def __init__(
@@ -158,11 +158,7 @@ class FakeRunner:
         images: ImageInput | None = None,
         image_fault: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._images = images
-        self._image_fault = image_fault
-        self._stages: dict[bytes, tuple[int, int]] = {}  # of images: tokens, and stages computed
-        self._unencodable = set[bytes]()  # until they are forgotten
-        self.encoded = Counter[bytes]()  # times that an image's last stage was computed
+        self.tower = FakeTower(images, image_fault)
         self._launching = launching
         self._pool = pool
         self._groups = groups
@@ -196,12 +192,12 @@ class FakeRunner:
         self._change_batch(plan)
         flight = Flight(plan)
         if self._launching is Launching.AHEAD:  # so that a step that fails may have encoded
-            self._encode(flight)
+            flight.not_encoded = self.tower.run(plan)
         self._meet_fault()
         self._execute_all(plan.ops_at(When.FIRST))
         self._states_before.clear()
         if self._launching is not Launching.AHEAD:
-            self._encode(flight)
+            flight.not_encoded = self.tower.run(plan)
         rows = self._computable(flight)
         for row in rows:
             if isinstance(row, Prefill):
@@ -221,9 +217,12 @@ class FakeRunner:
     def _computable(self, flight: Flight) -> list[Row]:
         """The rows whose images are there. The others fail, and so do later rows of theirs."""
         for row in flight.plan.rows:
-            if isinstance(row, Prefill) and self._lacks_image(row):
-                self._rows[row.sequence_id].is_broken = True
-            if self._rows[row.sequence_id].is_broken:
+            own = self._rows[row.sequence_id]
+            if isinstance(row, Prefill):
+                own.is_broken |= self.tower.lacks(
+                    own.images, row.start, row.start + len(row.tokens)
+                )
+            if own.is_broken:
                 flight.broken.add(row.sequence_id)
         return [row for row in flight.plan.rows if row.sequence_id not in flight.broken]
 
@@ -246,9 +245,7 @@ class FakeRunner:
             flight.kv[row.sequence_id] = self._forward(row.sequence_id, tokens)
 
     def launch(self) -> None:
-        """All has been computed at submission. If the step fails from here on, it is as if decodes
-        had not been launched.
-        """
+        """All has been computed. A step that fails from here on is as if decodes had not been."""
 
     def draw(self, masks: StepMasks) -> None:
         flight = self._flights[-1]
@@ -268,8 +265,7 @@ class FakeRunner:
             for of_storage in (self._slots, self._windows, self._states, self._states_before):
                 of_storage.clear()
             self._forget_tokens()
-            self._stages.clear()
-            self._unencodable.clear()
+            self.tower.clear()
             for flight in self._flights:
                 flight.is_lost = True
             raise
@@ -366,44 +362,6 @@ class FakeRunner:
                 row.names |= zip(positions_of(image), names, strict=True)
         for sequence_id, patch in plan.patches:
             self._rows[sequence_id].patch(patch)
-
-    def _encode(self, flight: Flight) -> None:
-        """Forget and encode what the plan says."""
-        for digest in flight.plan.forget:
-            self._stages.pop(digest, None)
-            self._unencodable.discard(digest)
-        for image, first_stage, n_stages in flight.plan.encode:
-            assert self._images is not None
-            digest = image.digest
-            if digest in self._unencodable or self._image_fault():
-                self._unencodable.add(digest)
-                self._stages.pop(digest, None)
-                flight.not_encoded[digest] = "injected"
-                continue
-            _, done = self._stages.get(digest, (0, 0))
-            assert n_stages > 0
-            assert done == first_stage, "stages out of order"
-            done += n_stages
-            assert done <= self._images.n_stages, "more stages than there are"
-            self._stages[digest] = image.n_tokens, done
-            self.encoded[digest] += done == self._images.n_stages
-            n_bytes = sum(n for n, _ in self._stages.values()) * self._images.bytes_per_token
-            assert n_bytes <= self._images.feature_bytes, "features take more than they may"
-
-    def _lacks_image(self, row: Prefill) -> bool:
-        """Whether the chunk has a part of an image that could not be encoded."""
-        end = row.start + len(row.tokens)
-        for image in self._rows[row.sequence_id].images:
-            if image.stop <= row.start or end <= image.start:
-                continue
-            if image.is_whole:
-                assert row.start <= image.start < image.stop <= end, "an image is cut"
-            if image.digest in self._unencodable:
-                return True
-            assert self._images is not None
-            _, done = self._stages.get(image.digest, (0, 0))
-            assert done == self._images.n_stages, "a chunk reads features that are not there"
-        return False
 
     def _prefill(self, flight: Flight, row: Prefill) -> None:
         """Compute all of its tokens, but a last one that is read: it comes with the decodes."""

@@ -49,7 +49,8 @@ def image_input(vocab_size: int, feature_bytes: int) -> ImageInput:
 def prepared_image(number: int, vocab_size: int, is_whole: bool) -> PreparedImage:
     """One of the images. Every other one has two runs, with a token between them."""
     size, part = IMAGE_SIZES[number], vocab_size - 1
-    runs, tokens = ((0, size),), (part,) * size
+    runs: tuple[tuple[int, int], ...] = ((0, size),)
+    tokens = (part,) * size
     if number % 2 and size > 2:
         runs, tokens = ((0, 2), (3, size - 2)), (part, part, 0, *(part,) * (size - 2))
     return PreparedImage(Image(DIGESTS[number], runs, (size,), "", is_whole), tokens)
@@ -89,11 +90,8 @@ def token_between(previous: int, own: int, vocab_size: int, adapter: str) -> int
     """The token, or the part of an image, whose KV is `own` behind `previous`. Raises StopIteration
     if there is none.
     """
-    return next(
-        token_id
-        for token_id in (*range(vocab_size), *NAMES)
-        if chain(previous, token_id, adapter) == own
-    )
+    ids: list[int] = [*range(vocab_size), *NAMES]
+    return next(token_id for token_id in ids if chain(previous, token_id, adapter) == own)
 
 
 def packed(numbers: Sequence[int], size: int) -> bytes:

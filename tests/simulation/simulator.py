@@ -86,11 +86,7 @@ class Simulation:
         self._loss_rate = self._losses.choice([0.02, 0.1]) if seed % LOSING_MACHINES == 11 else 0.0
         self._host_faults = Random(f"host {seed}")
         self._host_fault_rate = self._host_faults.choice([0.0, 0.0, 0.002, 0.02])
-        self._crowds = random.choice([[1], [1, 1, 3]])
-        self._abort_rate = random.choice([0.0, 0.02, 0.1])
-        self._arrival_rate = random.choice([0.1, 0.5, 0.8])
-        self._clear_rate = random.choice([0.05, 0.2, 0.4])
-        self._restart_rate = random.choice([0.0, 0.03, 0.06])
+        self._draw_rates()
         self._pieces, self._image_faults = Random(f"pieces {seed}"), Random(f"image faults {seed}")
         pins = Random(f"pins {seed}")
         is_pinning = seed % PINNING_MACHINES == 2
@@ -122,6 +118,15 @@ class Simulation:
             self._workload.send_images(images, is_whole=self._layout.has_whole_images)
         self._namespaces = NamespaceCheck()
         self._start()
+
+    def _draw_rates(self) -> None:
+        """How often what clients and operators do happens."""
+        random = self.random
+        self._crowds = random.choice([[1], [1, 1, 3]])
+        self._abort_rate = random.choice([0.0, 0.02, 0.1])
+        self._arrival_rate = random.choice([0.1, 0.5, 0.8])
+        self._clear_rate = random.choice([0.05, 0.2, 0.4])
+        self._restart_rate = random.choice([0.0, 0.03, 0.06])
 
     def _pin_much(self, pins: Random) -> Sequence[float]:
         """Have pins last, and steps overlap. Return the shares of requests in the background."""
