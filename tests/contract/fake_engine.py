@@ -6,16 +6,13 @@ from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Seque
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from anyio import create_task_group, move_on_after
 from anyio.abc import TaskGroup
-from blake3 import blake3
 
-from engine.api import EngineError, EngineStopped, EventSink, InvalidImage
+from engine.api import EngineError, EngineStopped, EventSink
 from engine.remote.engine import RequestCounters
-from engine.values.images import Detail, Image, PreparedImage
 from engine.values.model import NO_REPLAYS, Embedder, ModelCard, Replay
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import Pooling, Request, WaitReason
@@ -233,7 +230,6 @@ class Script:
     answers: Sequence[str] = ("Hello, wörld!",)  # of the sequences in turn, over and over
     expected: str = ""  # what is drafted for requests without a prediction
     refusal: Exception | None = None  # raised at the first event
-    image_refusal: Exception | None = None  # raised instead of preparing an image
     fails_after_tokens: int | None = None  # then the sequence ends with an error
     gate: Gate | None = None  # where every sequence waits ...
     gate_after_tokens: int = 0  # ... when it has as many tokens
@@ -249,7 +245,6 @@ class FakeEngine:
     submitted: "queue.Queue[Request]" = field(default_factory=queue.Queue)
     at_gate: "queue.Queue[str]" = field(default_factory=queue.Queue)
     aborted: "queue.Queue[str]" = field(default_factory=queue.Queue)
-    prepared: "queue.Queue[tuple[str, str, Detail]]" = field(default_factory=queue.Queue)
     cleared: "queue.Queue[frozenset[CacheTier]]" = field(default_factory=queue.Queue)
     drained: "queue.Queue[float]" = field(default_factory=queue.Queue)
     card: ModelCard = CARD
@@ -393,21 +388,6 @@ class FakeEngine:
             return Cleared(blocks=0, bytes=0)
         self._seen.clear()
         return Cleared(blocks=20, bytes=655_360)
-
-    async def prepare_image(self, source: str, folder: str, detail: Detail) -> PreparedImage:
-        """Every image has two parts with a marker around them. Its array is what was sent."""
-        self._check_alive()
-        self.prepared.put((source, folder, detail))
-        if self.script.image_refusal is not None:
-            raise self.script.image_refusal
-        if self.card.images is None:
-            raise InvalidImage("the model takes no images")
-        encoded, part = Path(source).read_bytes(), self.card.images.placeholder
-        digest = blake3(encoded + detail.encode()).digest()
-        file = Path(folder) / f"{digest.hex()}.npy"
-        file.write_bytes(encoded)
-        image = Image(digest, ((1, 2),), (1, 2), str(file))
-        return PreparedImage(image, (part - 1, part, part, part - 1))
 
     async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
         self._check_alive()

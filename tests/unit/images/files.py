@@ -1,4 +1,6 @@
-"""Encoded images made at test time: sound ones by a seed, with what is to be seen, and hostile ones."""
+"""Encoded images made at test time: sound ones by a seed, with what is to be seen, and hostile
+ones.
+"""
 
 import struct
 import zlib

@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from contextlib import suppress
 from random import Random
 
 import numpy as np
@@ -155,10 +156,8 @@ def test_bytes_after_a_valid_beginning_never_do_more_than_be_refused(seed) -> No
         b"RIFF\xff\0\0\0WEBPVP8 ",
         SIGNATURE + header(9, 9),
     )
-    try:
+    with suppress(UnreadableImage):
         decode(random.choice(beginnings) + random.randbytes(random.randint(0, 3_000)))
-    except UnreadableImage as error:
-        assert str(error)
 
 
 @pytest.mark.parametrize("seed", range(80))
@@ -167,10 +166,8 @@ def test_changed_bytes_never_do_more_than_be_refused(seed) -> None:
     encoded = bytearray(random.choice(PICTURES)(random).encoded)
     for _ in range(random.randint(1, 6)):
         encoded[random.randrange(len(encoded))] = random.getrandbits(8)
-    try:
+    with suppress(UnreadableImage):
         decode(bytes(encoded))
-    except UnreadableImage as error:
-        assert str(error)
 
 
 def test_texts_that_grow_when_they_are_unpacked_are_refused() -> None:

@@ -1,5 +1,7 @@
 """The engine's end: images are prepared in processes, and one bad image ends at most its own."""
 
+# ruff: noqa: ASYNC240 - files are small here
+
 import asyncio
 import os
 import re
