@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from engine.mlx_backend.kv.arena import Arena
 from engine.mlx_backend.kv.shape import Heads, SlotMapping
+from engine.mlx_backend.model.sequences import SequenceTables
 from kvstore.pool import blocks_for
 from kvstore.types import BlockId
 
@@ -24,23 +25,45 @@ class TokenSpan:
     """Consecutive tokens of one sequence to compute, positions [start, start + n_tokens).
 
     `blocks[i]` holds the positions of the sequence's block `first_block + i`; the blocks cover
-    every position up to the last token's. `groups`: the tables of the store's other groups.
+    every position up to the last token's. `sequence`: None in measurements of attention alone.
 
-    `adapter`: the name of the adapter that computes the tokens, "" for none. `index`: the number of
-    the span, or of the span that this is a part of, among the step's. `first_token`: the index of
-    its first token id among the step's. `n_read`: the number of its last tokens whose logits are
-    read.
+    `index`: the number of the span, or of the span that this is a part of, among the step's.
+    `first_token`: the index of its first token id among the step's. `n_read`: the number of its
+    last tokens whose logits are read.
     """
 
     start: int
     n_tokens: int
     blocks: npt.NDArray[np.uint32]
     first_block: int = 0
-    groups: tuple[npt.NDArray[np.uint32], ...] = ()
+    sequence: SequenceTables | None = None
     index: int = 0
     first_token: int = 0
     n_read: int = 0
-    adapter: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        sequence: SequenceTables,
+        start: int,
+        n_tokens: int,
+        index: int,
+        first_token: int,
+        n_read: int,
+    ) -> "TokenSpan":
+        """Tokens of a sequence, with all of its blocks."""
+        blocks = sequence.ids(None)
+        return cls(start, n_tokens, blocks, 0, sequence, index, first_token, n_read)
+
+    @property
+    def adapter(self) -> str:
+        """The name of the adapter that computes the tokens; "" for none."""
+        return "" if self.sequence is None else self.sequence.adapter
+
+    def slots(self, group: int) -> npt.NDArray[np.uint32]:
+        """The table of its sequence in one of the store's other groups: a view."""
+        assert self.sequence is not None, "a span of no sequence has no other tables"
+        return self.sequence.ids(group)
 
     @property
     def stop(self) -> int:

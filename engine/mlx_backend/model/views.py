@@ -401,10 +401,10 @@ def views_of(
 
 def state_slots(spans: Sequence[TokenSpan]) -> list[SlotId]:
     """The slots of rows' recurrent states."""
-    return [SlotId(int(span.groups[-1][0])) for span in spans]  # the recurrent group is the last
+    return [SlotId(int(span.slots(-1)[0])) for span in spans]  # the recurrent group is the last
 
 
 def _windowed(span: TokenSpan, group: int, window: int, block_size: int) -> TokenSpan:
     """The span over a window's blocks, from the first with a key that a token sees."""
     first = first_needed(span.start, window, block_size)
-    return replace(span, blocks=span.groups[group][first:], first_block=first)
+    return replace(span, blocks=span.slots(group)[first:], first_block=first)
