@@ -8,7 +8,7 @@ import mlx.core as mx
 from engine.core.step import Decode, Prefill, Resample, SequenceId, StepPlan, Verify
 from engine.mlx_backend.kv.states import are_computable
 from engine.mlx_backend.model.rows import TokenSpan
-from engine.mlx_backend.model.sequences import SequenceTables
+from engine.mlx_backend.model.sequences import SequenceImages, SequenceTables
 from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.values.request import Pooling
 
@@ -92,7 +92,9 @@ class StepInputs:
 class Batch:
     """The sequences that have entered and not left, and the next token of each on the device."""
 
-    def __init__(self, n_groups: int) -> None:
+    def __init__(self, n_groups: int, merge: int | None = None) -> None:
+        """`merge`: see `SequenceImages`."""
+        self._merge = merge
         self._n_groups = n_groups
         self._rows: dict[SequenceId, BatchRow] = {}
         self._free: list[int] = []  # indices that no row has
@@ -104,7 +106,8 @@ class Batch:
         for sequence_id in plan.leave:
             self._free.append(self._rows.pop(sequence_id).index)
         for entry in plan.enter:
-            tables = SequenceTables(self._n_groups, entry.adapter)
+            images = SequenceImages(entry.images, self._merge) if entry.images else None
+            tables = SequenceTables(self._n_groups, entry.adapter, images)
             sampling = SamplingRow(entry.sampling)
             self._rows[entry.sequence_id] = BatchRow(
                 entry.sequence_id, self._take_index(), tables, sampling

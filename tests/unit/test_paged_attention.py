@@ -236,7 +236,7 @@ def test_a_steady_batch_attends_as_over_gathered_keys(seed: int) -> None:
         for index, group in enumerate(groups):
             table, work = batch.tables[index], batch.work[index]
             firsts = None if group.window is None else batch.first_keys[index]
-            traced = DecodeRows(arena, table, batch.positions, firsts)
+            traced = DecodeRows(arena, table, batch.positions, batch.positions, firsts)
             assert work is not None
             prepare = attention.prepare_decode(
                 batch.size, table.shape[1], arena, group.window, work.sizes
