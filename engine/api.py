@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from engine.values.images import Detail, PreparedImage
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import OutputEvent
 from engine.values.request import Request
@@ -41,6 +42,20 @@ class PromptTooLong(EngineError):
 
 class QueueFull(EngineError):
     """The queue is full. At its present pace it has room in about `retry_after_seconds`."""
+
+    def __init__(self, message: str, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class InvalidImage(EngineError):
+    """The image, or any image, can never be served with this model as it stands."""
+
+
+class ImagesBusy(EngineError):
+    """Too many images wait to be decoded. At their present pace there is room in about
+    `retry_after_seconds`.
+    """
 
     def __init__(self, message: str, retry_after_seconds: int) -> None:
         super().__init__(message)
@@ -112,6 +127,15 @@ class Engine(Protocol):
 
     async def check(self, request: Request) -> None:
         """Raises InvalidRequest if `generate` would refuse the request even with an empty queue."""
+        ...
+
+    async def prepare_image(self, source: str, folder: str, detail: Detail) -> PreparedImage:
+        """Decode the image in the file `source`, which lies below `folder`, and write the array
+        that the model reads into the folder, unless it is there. The array's file is named by its
+        digest. If the caller is cancelled, the image may be dropped.
+
+        Raises InvalidImage, ImagesBusy and EngineStopped.
+        """
         ...
 
     async def stats(self) -> EngineStats:
