@@ -662,7 +662,7 @@ VISION_FAMILIES = {
             "multimodal_projector_bias": False,
             "projector_hidden_act": "gelu",
         },
-        text_config={"model_type": "mistral"},
+        text_config={"model_type": "mistral", "rope_theta": 1000000000.0},
         vision_config={**PIXTRAL_VISION, "image_size": 48},
         tower=_pixtral_tower() | _mistral3_projector(),
         renamed=_as_mlx_lm,
@@ -696,7 +696,11 @@ VISION_FAMILIES = {
             "eoi_token_id": "<image|>",
             "vision_soft_tokens_per_image": 70,
         },
-        text_config={"use_bidirectional_attention": "vision", "pad_token_id": 0},
+        text_config={
+            "vocab_size": 320,
+            "use_bidirectional_attention": "vision",
+            "pad_token_id": 0,
+        },
         vision_config={
             "model_type": "gemma4_vision",
             "hidden_size": VISION_HIDDEN,
@@ -741,7 +745,7 @@ VISION_FAMILIES = {
     "kimi_vl": VisionFamily(
         text="kimi_vl",
         config={"media_placeholder_token_id": "<|media_pad|>", "pad_token_id": "[PAD]"},
-        text_config={"model_type": "deepseek_v3"},
+        text_config={"model_type": "deepseek_v3", "n_group": 1, "topk_group": 1},
         vision_config={
             "model_type": "moonvit",
             "hidden_size": VISION_HIDDEN,
