@@ -509,7 +509,7 @@ VISION_FAMILIES = {
             "vision_feature_select_strategy": "full",
             "projector_hidden_act": "gelu",
         },
-        text_config={"model_type": "mistral"},
+        text_config={"model_type": "mistral", "rope_theta": 1000000000.0},
         vision_config={**PIXTRAL_VISION, "image_size": 32},
         tower=_pixtral_tower() | _pixtral_projector(),
         renamed=_as_mlx_lm,

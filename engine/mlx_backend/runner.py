@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import mlx.core as mx
 
+from engine.api import one_line
 from engine.core.step import (
     NOTHING_DRAFTED,
     NotDrafted,
@@ -207,7 +208,8 @@ class MlxRunner:
         accepted = step.accept_tokens()
         self._set_tokens_after_verification(step, accepted)
         parts = () if step.reads is None else step.reads.parts()
-        return StepResult(step.results(accepted), parts, self._continue(step, accepted))
+        drafted = self._continue(step, accepted)
+        return StepResult(step.results(accepted), parts, drafted, step.not_encoded)
 
     @contextmanager
     def _dropping_last(self) -> Iterator[None]:
@@ -346,7 +348,14 @@ class MlxRunner:
             return
         self._encoder.forget(plan.forget)
         for work in plan.encode:
-            yield step.pending(self._encoder.encode(work))
+            try:
+                arrays = self._encoder.encode(work)
+            except Exception as error:  # its file may be anything
+                step.not_encoded[work.image.digest] = f"it cannot be read: {one_line(error)}"
+                self._encoder.forget([work.image.digest])
+            else:
+                yield step.pending(arrays)
+        step.failed = self._batch.readers(step.rows, step.not_encoded.keys())
 
     def _decode(self, step: SubmittedStep, plan: StepPlan) -> PendingForward | None:
         """The compiled forward of a steady step; None where the eager path is to compute it."""

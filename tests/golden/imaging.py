@@ -30,7 +30,6 @@ from tests.offline import Served
 
 Logits = npt.NDArray[np.float32]
 Prompt = tuple[list[int], tuple[Image, ...]]
-Part = str | list[int] | PreparedImage
 
 
 def load_with_images(checkpoint: Path, kv_format: KVFormat = KVFormat.AUTO) -> Served:
@@ -39,16 +38,7 @@ def load_with_images(checkpoint: Path, kv_format: KVFormat = KVFormat.AUTO) -> S
     return Served(loaded, load_weights(loaded, attentions("auto", loaded), lambda line: None))
 
 
-def prompt_of(*parts: list[int] | PreparedImage) -> Prompt:
-    """The tokens and the images of a prompt of these parts."""
-    tokens, images = list[int](), list[Image]()
-    for part in parts:
-        if isinstance(part, PreparedImage):
-            images.append(part.at(len(tokens)))
-            tokens += part.tokens
-        else:
-            tokens += part
-    return tokens, tuple(images)
+_AROUND = "vision_start_token_id", "vision_end_token_id"
 
 
 @dataclass(frozen=True)
@@ -68,6 +58,21 @@ class Scene:
         layout = image_layout(self.checkpoint)
         assert layout is not None
         return layout
+
+    def prompt(self, *parts: list[int] | PreparedImage) -> Prompt:
+        """The tokens and the images of a prompt of these parts, with the tokens that the family's
+        template has around images.
+        """
+        start, end = ([self.config[name]] if name in self.config else [] for name in _AROUND)
+        tokens, images = list[int](), list[Image]()
+        for part in parts:
+            if isinstance(part, PreparedImage):
+                tokens += start
+                images.append(part.at(len(tokens)))
+                tokens += [*part.tokens, *end]
+            else:
+                tokens += part
+        return tokens, tuple(images)
 
     def image(self, seed: int, rows: int = 2, columns: int = 3) -> PreparedImage:
         """Random pixels, that many squares of patches high and wide where the family's images have
@@ -222,8 +227,13 @@ def _compute_qwen(model: Module, tokens: list[int], images: Sequence[Image]) -> 
     embeddings = _spliced(embeddings, images, [each.inputs_embeds[0] for each in found])
     more: dict[str, Any] = {}
     if images:
-        grids = mx.array([image.grid for image in images])
-        more["position_ids"], _ = language.get_rope_index(ids, grids, None, mx.ones_like(ids))
+        # Which tokens stand for images is read from ids, of which generated ones may be any.
+        known = np.ones((1, len(tokens)), np.int32)
+        for image in images:
+            known[:, image.start - 1] = model.config.vision_start_token_id
+            known[:, image.start : image.stop] = image_token(model)
+        grids, placed = mx.array([image.grid for image in images]), mx.array(known)
+        more["position_ids"], _ = language.get_rope_index(placed, grids, None, mx.ones_like(placed))
     if images and found[0].deepstack_visual_embeds is not None:
         at = np.zeros((1, len(tokens)), bool)
         for image in images:

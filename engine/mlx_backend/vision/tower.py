@@ -146,10 +146,13 @@ class ImageEncoder:
         return encoding.advance(work.first_stage + work.n_stages)
 
     def features(self, image: Image) -> Features:
-        """Those of an image that has been encoded."""
+        """Those of an image that has been encoded. Zeros where that failed: then the rows that read
+        it have failed, too.
+        """
         encoding = self._kept.get(image.digest)
         if encoding is None or not encoding.is_done:
-            raise ValueError("an image is computed that has not been encoded")
+            blank = mx.zeros((image.n_tokens, self.tower.text_hidden), self.dtype)
+            return Features(blank, (blank,) * self.tower.n_added)
         encoding.drop_outputs()
         return encoding.features
 
