@@ -284,6 +284,11 @@ def _as_mlx_lm(weights: Weights) -> Weights:
     return weights
 
 
+def _tied(weights: Weights) -> Weights:
+    """Without the output head, which is the embedding."""
+    return {name: array for name, array in weights.items() if "lm_head" not in name}
+
+
 def _below_model(weights: Weights) -> Weights:
     """`model.language_model.layers...`, and the output head outside."""
     return {
@@ -554,7 +559,7 @@ VISION_FAMILIES = {
             "vision_use_head": False,
         },
         tower=_gemma3_tower(),
-        renamed=_as_mlx_lm,
+        renamed=_tied,
         eos="<end_of_turn>",
         tokens=GEMMA3_TOKENS,
         template=GEMMA3_TEMPLATE,
@@ -699,6 +704,14 @@ VISION_FAMILIES = {
         text_config={
             "vocab_size": 320,
             "use_bidirectional_attention": "vision",
+            "rope_parameters": {
+                "full_attention": {
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000000.0,
+                    "rope_type": "proportional",
+                },
+                "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+            },
             "pad_token_id": 0,
         },
         vision_config={

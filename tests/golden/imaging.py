@@ -121,8 +121,10 @@ class WholeModel:
             if isinstance(part, dict) or part is None:
                 named = config.get(f"{name}_config") or config
                 setattr(own, f"{name}_config", kind.from_dict(dict(named)))
-        if family == "gemma3":  # mlx-vlm reads it from another place
+        if family == "gemma3":  # mlx-vlm reads these from other places
+            own.hidden_size = config["text_config"]["hidden_size"]
             own.text_config.mm_tokens_per_image = config["mm_tokens_per_image"]
+            own.text_config.vocab_size = config["vocab_size"]
         self._model: Module = package.Model(own)
         weights = dict(mx.load(str(scene.checkpoint / "model.safetensors")).items())
         if family == "kimi_vl":

@@ -197,6 +197,7 @@ def image_input(vision: Vision, memory_bytes: int, context_tokens: int) -> Image
     kept = min(max(memory_bytes // _FEATURE_SHARE, _LEAST_FEATURE_BYTES), _MOST_FEATURE_BYTES)
     return ImageInput(
         placeholder=vision.layout.placeholder,
+        part=vision.layout.part,
         max_tokens=max_tokens,
         n_stages=encoder.n_stages,
         bytes_per_token=token_bytes,
