@@ -284,6 +284,11 @@ def _as_mlx_lm(weights: Weights) -> Weights:
     return weights
 
 
+def _tied(weights: Weights) -> Weights:
+    """Without the output head, which is the embedding."""
+    return {name: array for name, array in weights.items() if "lm_head" not in name}
+
+
 def _below_model(weights: Weights) -> Weights:
     """`model.language_model.layers...`, and the output head outside."""
     return {
@@ -509,7 +514,7 @@ VISION_FAMILIES = {
             "vision_feature_select_strategy": "full",
             "projector_hidden_act": "gelu",
         },
-        text_config={"model_type": "mistral"},
+        text_config={"model_type": "mistral", "rope_theta": 1000000000.0},
         vision_config={**PIXTRAL_VISION, "image_size": 32},
         tower=_pixtral_tower() | _pixtral_projector(),
         renamed=_as_mlx_lm,
@@ -554,7 +559,7 @@ VISION_FAMILIES = {
             "vision_use_head": False,
         },
         tower=_gemma3_tower(),
-        renamed=_as_mlx_lm,
+        renamed=_tied,
         eos="<end_of_turn>",
         tokens=GEMMA3_TOKENS,
         template=GEMMA3_TEMPLATE,
@@ -662,7 +667,7 @@ VISION_FAMILIES = {
             "multimodal_projector_bias": False,
             "projector_hidden_act": "gelu",
         },
-        text_config={"model_type": "mistral"},
+        text_config={"model_type": "mistral", "rope_theta": 1000000000.0},
         vision_config={**PIXTRAL_VISION, "image_size": 48},
         tower=_pixtral_tower() | _mistral3_projector(),
         renamed=_as_mlx_lm,
@@ -696,7 +701,19 @@ VISION_FAMILIES = {
             "eoi_token_id": "<image|>",
             "vision_soft_tokens_per_image": 70,
         },
-        text_config={"use_bidirectional_attention": "vision", "pad_token_id": 0},
+        text_config={
+            "vocab_size": 320,
+            "use_bidirectional_attention": "vision",
+            "rope_parameters": {
+                "full_attention": {
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000000.0,
+                    "rope_type": "proportional",
+                },
+                "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+            },
+            "pad_token_id": 0,
+        },
         vision_config={
             "model_type": "gemma4_vision",
             "hidden_size": VISION_HIDDEN,
@@ -741,7 +758,7 @@ VISION_FAMILIES = {
     "kimi_vl": VisionFamily(
         text="kimi_vl",
         config={"media_placeholder_token_id": "<|media_pad|>", "pad_token_id": "[PAD]"},
-        text_config={"model_type": "deepseek_v3"},
+        text_config={"model_type": "deepseek_v3", "n_group": 1, "topk_group": 1},
         vision_config={
             "model_type": "moonvit",
             "hidden_size": VISION_HIDDEN,
