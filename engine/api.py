@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from engine.values.images import Detail, PreparedImage
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import OutputEvent
 from engine.values.request import Request
@@ -70,6 +71,18 @@ class NoGrammars(EngineError):
     """The processes that read grammars do not start, or are ended from outside."""
 
 
+class InvalidImage(EngineError):
+    """The bytes are no image that the model can be shown; the message says why."""
+
+
+class ImagesBusy(EngineError):
+    """Too many images wait to be prepared. There is room in about `retry_after_seconds`."""
+
+    def __init__(self, message: str, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
 class EventSink(Protocol):
     """Receives the engine's output for a request."""
 
@@ -112,6 +125,14 @@ class Engine(Protocol):
 
     async def check(self, request: Request) -> None:
         """Raises InvalidRequest if `generate` would refuse the request even with an empty queue."""
+        ...
+
+    async def prepare_image(self, source: str, folder: str, detail: Detail) -> PreparedImage:
+        """Prepare the encoded image in the file `source` for the model's vision tower. Writes the
+        array as `<digest>.npy` into `folder`, which the caller owns.
+
+        Raises InvalidImage, ImagesBusy and EngineStopped.
+        """
         ...
 
     async def stats(self) -> EngineStats:

@@ -111,6 +111,7 @@ def create_app(
                 output=output,
                 answers=answers,
                 tracker=tracker,
+                may_take_images=lambda: models.may_take_images,
             )
         ],
         redirect_slashes=False,

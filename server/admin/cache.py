@@ -211,7 +211,7 @@ def _probed_prompt(
     body: PromptOrChat, model: ServedModel, record: RequestRecord
 ) -> tuple[tuple[int, ...], str]:
     """The prompt and its salt. Raises ApiError (400)."""
-    prompt = prompt_tokens(body, model, record)
+    prompt, images = prompt_tokens(body, model, record)
     check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
     return prompt, record.cache_salt(body.cache_salt)
 

@@ -63,6 +63,17 @@ class DaemonSettings(SettingsModel):
     max_body_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
         ByteSize(8 * 1024**2), gt=0, description="Largest body of a request."
     )
+    max_image_body_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
+        ByteSize(48 * 1024**2),
+        gt=0,
+        description="Largest body of a request where a model takes images; without their data it "
+        "may have max_body_bytes.",
+    )
+    image_store_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
+        ByteSize(1024**3),
+        gt=0,
+        description="Images on disk, as they were sent and as models read them.",
+    )
     max_total_body_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
         ByteSize(256 * 1024**2),
         gt=0,
