@@ -74,10 +74,12 @@ class InvalidField(ApiError):
 class ContextTooLong(ApiError):
     """400: the prompt, which is in the field `param`, is too long. `tokens` is its length, perhaps
     with "at least" before it. `limit` is the most for prompt and answer, and `whose` says why, if
-    that is not the model's context alone.
+    that is not the model's context alone. `image_tokens` of the tokens are of images.
     """
 
-    def __init__(self, tokens: str, limit: int, whose: str, param: str) -> None:
+    def __init__(
+        self, tokens: str, limit: int, whose: str, param: str, image_tokens: int = 0
+    ) -> None:
         maximum = f"This model's maximum context length is {limit} tokens{whose}"
         super().__init__(400, maximum, param=param, code="context_length_exceeded")
         self.tokens = tokens

@@ -201,11 +201,12 @@ async def respond_with(
         made: Job | bytes | None = None
         if keep_alive is None or model.is_ready:
             made = await _made_at_once(body, make, name, is_streamed=keep_alive is not None)
+        if isinstance(made, bytes):
+            return json_response(made)
+        if keep_alive is None:
+            assert made is not None, "only a stream waits for its images"
+            return json_response(await whole(made, context))
         if made is not None:
-            if isinstance(made, bytes):
-                return json_response(made)
-            if keep_alive is None:
-                return json_response(await whole(made, context))
             fill = partial(write_stream, job=made, context=context)
         else:
             fill = partial(_load_and_write, body, context, make, name)

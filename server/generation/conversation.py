@@ -38,8 +38,8 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class ImageData:
-    """The image's bytes as a `data:` URL or in base64. Where the body had megabytes of it, `text` is
-    a reference to the file in which they are.
+    """The image's bytes as a `data:` URL or in base64; or, where the body had many of them, a
+    reference to the file in which they are.
     """
 
     text: str

@@ -68,10 +68,11 @@ def warm_request(warmed: WarmPrompt, model: ServedModel, record: RequestRecord) 
     check_task(model, Task.GENERATE)
     beginning = warmed.beginning
     if isinstance(beginning, str):
-        param, prompt, images = "prompt", model.prompts.text(beginning), ()
+        param, encoded = "prompt", ChatPrompt(model.prompts.text(beginning))
     else:
-        param = "messages"
-        prompt, images = _shared_tokens(with_images(beginning, model.engine, record), model, record)
+        shown = with_images(beginning, model.engine, record)
+        param, encoded = "messages", _shared_tokens(shown, model, record)
+    prompt, images = encoded
     check_prompt(prompt, model.engine.card, param)
     return Request(
         id=record.id,

@@ -49,8 +49,8 @@ def _raw_blocks(path: Path) -> Iterator[bytes]:
     """The text of a JSON string, read from a file."""
     rest = b""
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            block = rest + block
+        while read := file.read(_BLOCK_BYTES):
+            block = rest + read
             cut = block.find(b"\\", max(len(block) - _LONGEST_ESCAPE, 0))
             cut = len(block) if cut < 0 else cut
             block, rest = block[:cut], block[cut:]
@@ -93,22 +93,23 @@ def _chained(first: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
 def _unquoted(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """The blocks without percent-encoding."""
     rest = b""
-    for block in blocks:
-        block = rest + block
+    for read in blocks:
+        block = rest + read
         cut = _CUT_PERCENT.search(block)
-        block, rest = (block[: cut.start()], cut[0]) if cut else (block, b"")
-        yield unquote_to_bytes(block) if b"%" in block else block
+        end = cut.start() if cut else len(block)
+        rest = block[end:]
+        yield unquote_to_bytes(block[:end])
     yield rest
 
 
 def _from_base64(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """White space and missing padding are accepted, and the alphabet of URLs."""
     rest = b""
-    for block in blocks:
-        block = rest + block.translate(_URL_SAFE, _SPACE)
-        cut = (len(block) - 1) // 4 * 4  # the last characters may be padding, or lack it
-        block, rest = block[: max(cut, 0)], block[max(cut, 0) :]
-        yield _bytes_of(block, is_last=False)
+    for read in blocks:
+        block = rest + read.translate(_URL_SAFE, _SPACE)
+        end = max(len(block) - 1, 0) // 4 * 4  # the last characters may be padding, or lack it
+        rest = block[end:]
+        yield _bytes_of(block[:end], is_last=False)
     yield _bytes_of(rest + b"=" * (-len(rest) % 4), is_last=True)
 
 

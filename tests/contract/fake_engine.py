@@ -324,7 +324,7 @@ class FakeEngine:
         """An image is what begins with IMAGE. Each byte after that is a token that stands for it,
         one token in all with low detail.
         """
-        data = Path(source).read_bytes()
+        data = await asyncio.to_thread(Path(source).read_bytes)
         self.prepared.put(data)
         if self.preparing is not None:
             await self.preparing.passed()
@@ -333,7 +333,7 @@ class FakeEngine:
         n_tokens = 1 if detail is Detail.LOW else max(len(data) - len(IMAGE), 1)
         digest = blake3(data + detail.encode()).digest()
         file = Path(folder, f"{digest.hex()}.npy")
-        file.write_bytes(data)
+        await asyncio.to_thread(file.write_bytes, data)
         image = Image(digest, ((1, n_tokens),), (1, n_tokens), str(file))
         return PreparedImage(image, (ord("["), *[PLACEHOLDER] * n_tokens, ord("]")))
 

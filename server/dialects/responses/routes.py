@@ -166,7 +166,7 @@ def response_form(
 ) -> ResponseForm:
     """The form that writes the response, and its input as it is stored."""
     id, body = f"resp_{record.id}", given.body
-    new = [*stored_items(given.items, record.id)] if body.store else []
+    new = [*stored_items(given.items, record)] if body.store else []
     return ResponseForm(
         id=id,
         head=to_json(_head(body, given.tools, request, model.name, id)),
