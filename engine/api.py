@@ -48,6 +48,20 @@ class QueueFull(EngineError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class InvalidImage(EngineError):
+    """The image, or any image, can never be served with this model as it stands."""
+
+
+class ImagesBusy(EngineError):
+    """Too many images wait to be decoded. At their present pace there is room in about
+    `retry_after_seconds`.
+    """
+
+    def __init__(self, message: str, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
 class EngineStopped(EngineError):
     """The engine is draining or its loop has died; the request was not, or is no longer, served."""
 
@@ -69,18 +83,6 @@ def one_line(error: BaseException) -> str:
 
 class NoGrammars(EngineError):
     """The processes that read grammars do not start, or are ended from outside."""
-
-
-class InvalidImage(EngineError):
-    """The bytes are no image that the model can be shown; the message says why."""
-
-
-class ImagesBusy(EngineError):
-    """Too many images wait to be prepared. There is room in about `retry_after_seconds`."""
-
-    def __init__(self, message: str, retry_after_seconds: int) -> None:
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
 
 
 class EventSink(Protocol):
@@ -128,8 +130,9 @@ class Engine(Protocol):
         ...
 
     async def prepare_image(self, source: str, folder: str, detail: Detail) -> PreparedImage:
-        """Prepare the encoded image in the file `source` for the model's vision tower. Writes the
-        array as `<digest>.npy` into `folder`, which the caller owns.
+        """Decode the image in the file `source`, which lies below `folder`, and write the array
+        that the model reads into the folder, unless it is there. The array's file is named by its
+        digest. If the caller is cancelled, the image may be dropped.
 
         Raises InvalidImage, ImagesBusy and EngineStopped.
         """
