@@ -15,7 +15,7 @@ from engine.api import EngineStopped, InvalidImage, NoGrammars
 from engine.core.inbox import Inbox
 from engine.core.loop import STALL_SECONDS, Deliver, EngineLoop
 from engine.core.namespace_ids import find_namespace, find_root
-from engine.core.request import validate
+from engine.core.request import cache_tokens, validate
 from engine.core.statistics import snapshot
 from engine.core.step import Limits
 from engine.grammar.answers import Trials, Verdict
@@ -47,7 +47,7 @@ from engine.values.tokens import PackedTokens
 from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
 from engine.watch.feed import TreeFeed
 from engine.watch.snapshot import request_infos
-from kvstore.tokens import Tokens, block_digests, root_digest
+from kvstore.tokens import block_digests, root_digest
 
 logger = logging.getLogger(__name__)
 
@@ -198,9 +198,9 @@ class EngineThread:
     async def probe(self, prompt: PackedTokens, cache_salt: str, adapter: str) -> Probed:
         scheduler = self._loop.scheduler
         namespace, store = scheduler.namespaces.of(cache_salt, adapter), scheduler.store
-        tokens = Tokens(packed=prompt.packed)
+        tokens = cache_tokens(prompt)
         cached_tokens = await self._call(partial(store.probe, namespace, tokens))
-        cached = prompt[:cached_tokens].packed
+        cached = tokens.packed(0, cached_tokens)
         digests = await asyncio.to_thread(block_digests, namespace, cached, store.block_size)
         return Probed(cached_tokens, tuple(digest.hex() for digest in digests))
 

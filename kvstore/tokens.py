@@ -1,7 +1,7 @@
 """Token lists, packed runs of tokens, and block hashes that are valid outside the process.
 
 `digest(block) = BLAKE3(digest of the block before || its tokens)`, each token a little-endian
-unsigned 32-bit integer; the chain starts from the digest of the namespace. Equal digests mean equal
+unsigned 64-bit integer; the chain starts from the digest of the namespace. Equal digests mean equal
 tokens after an equal prefix, so the disk cache identifies a block by its digest alone. Matching
 inside the process compares tokens, never digests.
 """
@@ -16,23 +16,48 @@ from blake3 import blake3
 
 from kvstore.types import Namespace
 
-TOKEN_BYTES = array("I").itemsize
-"""Bytes of one packed token id (an unsigned 32-bit integer in machine order)."""
+TOKEN_BYTES = array("Q").itemsize
+"""Bytes of one packed token id (an unsigned 64-bit integer in machine order)."""
+
+CONTENT_ID = 1 << 62
+"""The lowest id that names a part of an image. The ids of vocabularies are far below it."""
+
+
+def content_ids(digest: bytes, n_ids: int) -> list[int]:
+    """The ids that name the first `n_ids` parts of the content with this digest, in order.
+
+    Each has 62 bits of the BLAKE3 stream of the digest, so equal ids mean equal parts of equal
+    content: a hit may rest on one id alone.
+    """
+    stream = array("Q", blake3(b"rootstock.content.v1" + digest).digest(length=8 * n_ids))
+    if sys.byteorder == "big":
+        stream.byteswap()
+    return [bits & (CONTENT_ID - 1) | CONTENT_ID for bits in stream]
 
 
 class Tokens:
-    """An append-only list of token ids: those of `packed`, which several lists may share, then its
-    own `ids`.
+    """An append-only list of the ids under which KV is cached: those of `packed`, which several
+    lists may share, then its own `ids`. A token has its id in the vocabulary. A token that stands
+    for a part of an image has the id of that content in place of its own; see `content_ids`.
 
-    The sequence that owns it appends. Its lease and the radix tree only read.
+    `wholes` are the first positions and the ends of images whose tokens see each other, in order.
+    Each is computed in one step, and KV is adopted up to its first token or beyond its last one.
+
+    The sequence that owns the list appends. Its lease and the radix tree only read.
     """
 
-    __slots__ = ("_n_shared", "_own", "_shared")
+    __slots__ = ("_n_shared", "_own", "_shared", "wholes")
 
-    def __init__(self, ids: Iterable[int] = (), packed: bytes = b"") -> None:
+    def __init__(
+        self,
+        ids: Iterable[int] = (),
+        packed: bytes = b"",
+        wholes: tuple[tuple[int, int], ...] = (),
+    ) -> None:
         self._shared = packed
         self._n_shared = len(packed) // TOKEN_BYTES
-        self._own = array("I", ids)
+        self._own = array("Q", ids)
+        self.wholes = wholes
 
     def __len__(self) -> int:
         return self._n_shared + len(self._own)
@@ -41,6 +66,24 @@ class Tokens:
         """The token id at a position that is not negative."""
         own = position - self._n_shared
         return self._own[own] if own >= 0 else unpacked(self.packed(position, position + 1))[0]
+
+    def copy(self) -> "Tokens":
+        """A list of the same tokens, which shares `packed`."""
+        return Tokens(self._own, self._shared, self.wholes)
+
+    def whole_until(self, n_tokens: int) -> int:
+        """The most of the first `n_tokens` tokens that end within no image of `wholes`."""
+        for start, stop in self.wholes:
+            if start < n_tokens < stop:
+                return start
+        return n_tokens
+
+    def whole_from(self, n_tokens: int) -> int:
+        """The fewest tokens, from `n_tokens` on, that end within no image of `wholes`."""
+        for start, stop in self.wholes:
+            if start < n_tokens < stop:
+                return stop
+        return n_tokens
 
     def append(self, token_id: int) -> None:
         self._own.append(token_id)
@@ -64,7 +107,7 @@ class Tokens:
 
 def unpacked(packed: bytes) -> list[int]:
     """The token ids of a packed run."""
-    return array("I", packed).tolist()
+    return array("Q", packed).tolist()
 
 
 def common_tokens(left: bytes, right: bytes) -> int:
@@ -92,7 +135,7 @@ DIGEST_BYTES = 32
 
 def root_digest(namespace: Namespace) -> Digest:
     """The digest from which the chains of a namespace start. Fields are length-prefixed."""
-    hasher = blake3(b"rootstock.kv.v1")
+    hasher = blake3(b"rootstock.kv.v2")
     for field in (namespace.model, namespace.adapter, namespace.kv_format, namespace.cache_salt):
         encoded = field.encode()
         hasher.update(struct.pack("<Q", len(encoded)))
@@ -103,7 +146,7 @@ def root_digest(namespace: Namespace) -> Digest:
 def child_digest(parent: Digest, packed: bytes) -> Digest:
     """The digest of a block, or of its first tokens, after the block with the digest `parent`."""
     if sys.byteorder == "big":
-        ids = array("I", packed)
+        ids = array("Q", packed)
         ids.byteswap()
         packed = ids.tobytes()
     return Digest(blake3(parent + packed).digest())
@@ -111,7 +154,7 @@ def child_digest(parent: Digest, packed: bytes) -> Digest:
 
 def later_digest(block_hash: Digest) -> Digest:
     """The digest under which a block is stored again, because more is saved of it by then. No block
-    has it: tokens take four bytes each.
+    has it: tokens take eight bytes each.
     """
     return Digest(blake3(block_hash + b"+").digest())
 

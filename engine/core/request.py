@@ -14,8 +14,10 @@ from engine.core.step import Limits, SequenceId
 from engine.drafts.suffix_index import RequestTexts
 from engine.grammar.state import GrammarPlan, GrammarState, forced_tokens
 from engine.output.text import NewOutput
+from engine.values.images import Image
 from engine.values.request import Request, SamplingParams
-from kvstore.tokens import Digest, Tokens
+from engine.values.tokens import PackedTokens
+from kvstore.tokens import Digest, Tokens, content_ids
 from kvstore.types import DEFAULT_NAMESPACE, Namespace
 
 
@@ -133,16 +135,31 @@ def _named_token_problems(sampling: SamplingParams, limits: Limits) -> Iterator[
         yield "bad_words has a word without tokens", "bad_words"
 
 
+def cache_tokens(prompt: PackedTokens, images: Sequence[Image] = ()) -> Tokens:
+    """The ids under which a prompt's KV is cached: those of its tokens, and for parts of images the
+    ids of that content. Takes time proportional to the prompt.
+    """
+    ids = np.frombuffer(prompt.packed, np.uint32).astype(np.uint64)
+    for image in images:
+        named = np.array(content_ids(image.digest, image.n_tokens), np.uint64)
+        for first, n_tokens in image.runs:
+            ids[first : first + n_tokens], named = named[:n_tokens], named[n_tokens:]
+    wholes = tuple((image.start, image.stop) for image in images if image.is_whole)
+    return Tokens(packed=ids.tobytes(), wholes=wholes)
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
     """A valid request, and what its n sequences share. `Scheduler.prepare` makes it, in time
     proportional to the prompt and the prediction.
 
-    Without a `plan` its sequences have no constraint. `block_hashes` are those of the prompt's
-    blocks, if there is a disk cache. Without `texts` nothing is drafted.
+    `tokens` are those of the prompt. Without a `plan` its sequences have no constraint.
+    `block_hashes` are those of the prompt's blocks, if there is a disk cache. Without `texts`
+    nothing is drafted.
     """
 
     request: Request
+    tokens: Tokens
     plan: GrammarPlan | None
     block_hashes: Sequence[Digest]
     texts: RequestTexts | None
@@ -166,7 +183,7 @@ class SequenceFactory:
         namespace = self.namespaces.of(request.cache_salt, request.adapter)
         first: LiveSequence | None = None
         for index in range(request.n):
-            tokens = Tokens(packed=request.prompt.packed)
+            tokens = prepared.tokens.copy()
             grammar = None if prepared.plan is None else GrammarState(prepared.plan)
             sequence = LiveSequence(
                 id=SequenceId(next(self._ids)),

@@ -28,6 +28,7 @@ from engine.core.request import (
     Namespaces,
     PreparedRequest,
     SequenceFactory,
+    cache_tokens,
     validate,
 )
 from engine.core.sequence import LiveSequence, LiveSequences, Status, Step, batch_entry, prefill_row
@@ -46,7 +47,7 @@ from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request, WaitReason
 from kvstore.lease import Lease
 from kvstore.store import KVStore
-from kvstore.tokens import Digest, Tokens
+from kvstore.tokens import Digest
 
 
 class Scheduler:
@@ -117,19 +118,14 @@ class Scheduler:
         InvalidRequest. On any thread, before `add`. Without a `plan` it has no constraint.
         """
         validate(request, self._limits)
-        return PreparedRequest(
-            request,
-            plan,
-            self._block_hashes(request),
-            None if self.drafts is None else index_texts(request),
-        )
-
-    def _block_hashes(self, request: Request) -> Sequence[Digest]:
-        """The hashes of the prompt's blocks; none without a disk cache."""
-        if self.disk is None:
-            return ()
-        namespace = self.namespaces.of(request.cache_salt, request.adapter)
-        return self.disk.block_hashes(namespace, request.prompt.packed)
+        tokens = cache_tokens(request.prompt, request.images)
+        packed = tokens.packed(0, len(tokens))
+        hashes: Sequence[Digest] = ()
+        if self.disk is not None:
+            namespace = self.namespaces.of(request.cache_salt, request.adapter)
+            hashes = self.disk.block_hashes(namespace, packed)
+        texts = None if self.drafts is None else index_texts(request, packed)
+        return PreparedRequest(request, tokens, plan, hashes, texts)
 
     def add(self, prepared: PreparedRequest, arrived_seconds: float = 0.0) -> None:
         """Queue the request's n sequences. Raises InvalidRequest or QueueFull."""
@@ -143,8 +139,7 @@ class Scheduler:
             raise QueueFull(str(refusal), max(ceil(wait_seconds), 1)) from None
         if request.pin:
             namespace = self.namespaces.of(request.cache_salt, request.adapter)
-            tokens = Tokens(packed=request.prompt.packed)
-            if (problem := self.pins.problem(namespace, tokens)) is not None:
+            if (problem := self.pins.problem(namespace, prepared.tokens)) is not None:
                 raise InvalidRequest(problem, "pin")
         for sequence in list(self._new_sequences.sequences(prepared)):  # all of them, or none
             sequence.arrived_seconds = arrived_seconds

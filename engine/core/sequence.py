@@ -30,7 +30,7 @@ from engine.output.text import Output, TextDelta
 from engine.values.output import FinishReason, TokenLogprob, Usage
 from engine.values.request import Pooling, Request
 from engine.values.stats import DraftSource
-from engine.values.tokens import NO_TOKENS
+from engine.values.tokens import NO_TOKENS, PackedTokens
 from kvstore.in_flight import QueuedPrompt
 from kvstore.lease import Lease
 from kvstore.tokens import Digest, Tokens
@@ -49,7 +49,8 @@ class Status(Enum):
 class LiveSequence:
     """The `index`-th of a request's n outputs. Ids grow in the order of arrival.
 
-    `tokens` are the prompt and the generated tokens. The lease has two counters of progress: steps
+    `tokens` are the prompt and the generated tokens, by the ids under which their KV is cached. The
+    model reads those of `token_ids`, which differ where images are. The lease has two counters of progress: steps
     are planned for the first `planned_tokens` positions, and the first `computed_tokens` have KV.
     A sequence *prefills* while it has known tokens for which no step is planned. Then it *decodes*:
     each step computes the token that the previous step sampled, known to the host or not.
@@ -115,6 +116,11 @@ class LiveSequence:
     def unplanned_tokens(self) -> int:
         """Known tokens for which no step is planned yet."""
         return len(self.tokens) - self.planned_tokens
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """The ids in the vocabulary of the tokens at positions [start, stop)."""
+        own = self.tokens.ids(max(start, self.prompt_tokens), stop)
+        return [*self.request.prompt[start:stop], *own] if start < self.prompt_tokens else own
 
     @property
     def sampled_position(self) -> int:
@@ -187,14 +193,19 @@ class LiveSequence:
     ) -> tuple[TokenLogprob | None, ...]:
         """Take the logprobs of the prompt's tokens after position `start`. Return the entries that
         were not sent yet: after a preemption the prompt is scored again from its start. The entry
-        of the first token is None.
+        of the first token is None, and so are those of tokens that stand for parts of images.
         """
         if not self.lacks_scores:
             return ()
         first = self.first or self
-        entries = (None, *scores)[first.n_scores_sent - start :]
+        sent = first.n_scores_sent
+        entries = [None, *scores][sent - start :]
+        for image in self.request.images:
+            for position, n_tokens in image.runs:
+                for at in range(max(position, sent), min(position + n_tokens, sent + len(entries))):
+                    entries[at - sent] = None
         first.n_scores_sent += len(entries)
-        return entries
+        return tuple(entries)
 
     def pool(self, vector: Vector) -> None:
         """Add the pooled hidden states of some tokens of its prompt."""
@@ -385,39 +396,53 @@ class PlannedRow(NamedTuple):
 
 def batch_entry(sequence: LiveSequence) -> BatchEntry:
     """Describe the sequence to the runner, whose batch it enters."""
-    params, tokens = sequence.request.sampling, sequence.tokens
+    params = sequence.request.sampling
     repeats = params.repetition_penalty != 1.0
     penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
     is_read = penalised or params.bad_words or params.dry is not None
-    output = tokens.ids(sequence.prompt_tokens, len(tokens)) if is_read else ()
+    n_tokens = len(sequence.tokens)
+    output = sequence.token_ids(sequence.prompt_tokens, n_tokens) if is_read else ()
     sampling = Sampling(
         params=params,
         seed=sequence.seed,
         output_index=sequence.output_tokens,
-        prompt_tokens=sequence.request.prompt if repeats or params.dry else NO_TOKENS,
+        prompt_tokens=_text_tokens(sequence.request) if repeats or params.dry else NO_TOKENS,
         output_tokens=tuple(output),
         banned_tokens=sequence.banned_tokens(),
     )
-    return BatchEntry(sequence.id, sampling, sequence.request.adapter)
+    request = sequence.request
+    return BatchEntry(sequence.id, sampling, request.adapter, request.images)
+
+
+def _text_tokens(request: Request) -> PackedTokens:
+    """The prompt without the tokens that stand for parts of images: these are not repetitions."""
+    if not request.images:
+        return request.prompt
+    parts, end = list[bytes](), 0
+    for image in request.images:
+        for first, n_tokens in image.runs:
+            parts.append(request.prompt[end:first].packed)
+            end = first + n_tokens
+    return PackedTokens(b"".join((*parts, request.prompt[end:].packed)))
 
 
 def prefill_row(sequence: LiveSequence, start: int, n_tokens: int) -> Prefill:
     """A row of `n_tokens` known tokens from position `start` on. It samples after the last one."""
-    tokens, end = sequence.tokens, start + n_tokens
+    n_known, end = len(sequence.tokens), start + n_tokens
     score = None
     if sequence.lacks_scores and sequence.request.prompt_logprobs is not None:
         scored_end = min(end + 1, sequence.prompt_tokens)
         if start + 1 < scored_end:
-            following = tuple(tokens.ids(start + 1, scored_end))
+            following = tuple(sequence.token_ids(start + 1, scored_end))
             score = Score(following, sequence.request.prompt_logprobs)
     pooling = sequence.request.pooling
-    if (pooling is Pooling.LAST and end < len(tokens)) or (pooling is Pooling.FIRST and start > 0):
+    if (pooling is Pooling.LAST and end < n_known) or (pooling is Pooling.FIRST and start > 0):
         pooling = None  # the row does not have the token that is needed
     return Prefill(
         sequence_id=sequence.id,
         start=start,
-        tokens=tuple(tokens.ids(start, end)),
-        samples=end == len(tokens) and sequence.request.max_tokens > 0,
+        tokens=tuple(sequence.token_ids(start, end)),
+        samples=end == n_known and sequence.request.max_tokens > 0,
         score=score,
         pooling=pooling,
     )

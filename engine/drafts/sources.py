@@ -19,7 +19,7 @@ from engine.drafts.suffix_index import (
     TokenIds,
 )
 from engine.values.stats import DraftSource
-from kvstore.tokens import TOKEN_BYTES
+from kvstore.tokens import CONTENT_ID, TOKEN_BYTES
 from kvstore.types import Namespace
 
 
@@ -50,7 +50,7 @@ class Prediction:
 
     def __init__(self, text: SortedText) -> None:
         self._packed = text.packed
-        self._tokens = memoryview(text.packed).cast("I")
+        self._tokens = memoryview(text.packed).cast("Q")
         self._text = SuffixIndex(text)
         self._n_read = 0  # tokens of the output that were compared
         self._at = 0  # position of the token expected next, or of the first that did not come
@@ -66,7 +66,7 @@ class Prediction:
     def _read(self, output: Sequence[int]) -> None:
         """Compare the tokens of the output that were not compared yet."""
         first, n_tokens = max(self._n_read + 1 - MIN_MATCH, 0), len(self._tokens)
-        packed = array("I", output[first:]).tobytes()
+        packed = array("Q", output[first:]).tobytes()
         for at in range(self._n_read, len(output)):
             n_followed = self._n_followed
             is_within = n_followed is not None and self._at < n_tokens
@@ -100,7 +100,7 @@ MAX_ANSWER_TOKENS = 1 << 17
 """Tokens of answers that are remembered for all namespaces together: about 15 MB."""
 _END = (1 << 32) - 1
 """Ends each answer. No token has this id, so no match crosses from one answer to the next."""
-_END_BYTES = array("I", [_END]).tobytes()
+_END_BYTES = array("Q", [_END]).tobytes()
 
 
 class LatestAnswers:
@@ -206,7 +206,7 @@ class OwnText:
         if self._text is None:
             self._text = SuffixIndex(self._prompt)
         new = output[len(self._text) - len(self._prompt) :]
-        self._text.extend(array("I", new).tobytes())
+        self._text.extend(array("Q", new).tobytes())
         return self._text.continue_itself(most)
 
 
@@ -271,6 +271,8 @@ class Drafter:
         n_forced = len(forced)
         for source, propose in self._sources:
             tokens, matched = propose(output, most)
+            if tokens and max(tokens) >= CONTENT_ID:  # an image, which no model generates
+                tokens = tuple(takewhile(CONTENT_ID.__gt__, tokens))
             if len(tokens) > n_forced and tokens[:n_forced] == forced:
                 return Draft(tokens, matched, source)
         return Draft(forced, 0, DraftSource.GRAMMAR) if forced else None

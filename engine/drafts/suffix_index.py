@@ -33,10 +33,11 @@ INDEXED_AT_ONCE = 512
 """The most appended tokens that a query indexes: about 0.1 ms. It misses those after them."""
 
 _ID_BITS = 20
+_ID_MASK = (1 << _ID_BITS) - 1
 _KEY_MASK = (1 << MIN_MATCH * _ID_BITS) - 1
 _TOKEN_BITS = 8 * TOKEN_BYTES
 _MATCH_BYTES = MAX_MATCH * TOKEN_BYTES
-_RUN = Struct(f"={MIN_MATCH}I")
+_RUN = Struct(f"={MIN_MATCH}Q")
 _SAMPLE_RUNS = 16
 """The sorted runs of which one key is kept: of the others it is computed when they are compared."""
 
@@ -58,7 +59,7 @@ class SortedText:
 
     def __init__(self, packed: bytes = b"", skipped: int = 0) -> None:
         self.packed = packed
-        ids = np.frombuffer(packed, np.uint32)[skipped:].astype(np.int64)
+        ids = np.frombuffer(packed, np.int64)[skipped:] & _ID_MASK
         keys = (ids[:-2] << 2 * _ID_BITS) | (ids[1:-1] << _ID_BITS) | ids[2:]
         order = np.argsort(keys, kind="stable")
         ends = order + (skipped + MIN_MATCH)
@@ -86,9 +87,7 @@ class SortedText:
         return found
 
     def _key(self, end: int) -> int:
-        first, second, third = _RUN.unpack_from(self.packed, (end - MIN_MATCH) * TOKEN_BYTES)
-        key: int = (first << 2 * _ID_BITS) | (second << _ID_BITS) | third
-        return key
+        return _key_of(*_RUN.unpack_from(self.packed, (end - MIN_MATCH) * TOKEN_BYTES))
 
 
 class RequestTexts(NamedTuple):
@@ -98,13 +97,14 @@ class RequestTexts(NamedTuple):
     prediction: SortedText | None
 
 
-def index_texts(request: Request) -> RequestTexts | None:
+def index_texts(request: Request, prompt: bytes) -> RequestTexts | None:
     """Index the texts that the request's drafts continue; None if it allows no drafts. On any
-    thread, because a text may be long.
+    thread, because a text may be long. `prompt` has the packed ids under which the prompt is
+    cached, so that a part of an image equals no token.
     """
     if not request.speculate or request.max_tokens <= 1:
         return None
-    prompt, prediction = request.prompt.packed, request.prediction.packed
+    prediction = np.frombuffer(request.prediction.packed, np.uint32).astype(np.uint64).tobytes()
     skipped = max(len(request.prompt) - INDEXED_TOKENS, 0)
     return RequestTexts(SortedText(prompt, skipped), SortedText(prediction) if prediction else None)
 
@@ -113,9 +113,8 @@ class SuffixIndex:
     """Finds earlier occurrences of the end of a text, in this text or in another one. The text
     begins with a `beginning`, which other indexes may share.
 
-    Token ids are below 2**20; a run of three tokens with a larger id may be missed. An occurrence
-    is identified by its end: the position of the token after it. Appending is O(1). An appended
-    token takes about 120 bytes once it is indexed.
+    An occurrence is identified by its end: the position of the token after it. Appending is O(1).
+    An appended token takes about 120 bytes once it is indexed.
     """
 
     def __init__(self, beginning: SortedText | None = None) -> None:
@@ -141,7 +140,7 @@ class SuffixIndex:
         recent occurrence.
         """
         self.catch_up()
-        packed = array("I", last[-MAX_MATCH:]).tobytes()
+        packed = array("Q", last[-MAX_MATCH:]).tobytes()
         end, matched = self._longest(packed, len(self._tokens))
         most = min(most, matched + EXTRA_TOKENS)
         return (tuple(self._tokens.ids(end, end + most)), matched) if matched else NO_MATCH
@@ -223,7 +222,7 @@ class SuffixIndex:
         stop = min(n_indexed + INDEXED_AT_ONCE, n_tokens)
         last_key, last_ends = self._last_key, self._last_ends
         for end, token_id in enumerate(self._tokens.ids(n_indexed, stop), n_indexed + 1):
-            last_key = (last_key << _ID_BITS | token_id) & _KEY_MASK
+            last_key = (last_key << _ID_BITS | token_id & _ID_MASK) & _KEY_MASK
             self._ends_before.append(last_ends.get(last_key, 0))
             last_ends[last_key] = end
         self._last_key = last_key
@@ -232,6 +231,9 @@ class SuffixIndex:
 
 def _key(packed: bytes) -> int:
     """Return the key of the last three of these packed tokens, which may be fewer."""
-    first, second, third = _RUN.unpack(packed[-_RUN.size :].rjust(_RUN.size, b"\0"))
-    key: int = (first << 2 * _ID_BITS) | (second << _ID_BITS) | third
-    return key
+    return _key_of(*_RUN.unpack(packed[-_RUN.size :].rjust(_RUN.size, b"\0")))
+
+
+def _key_of(first: int, second: int, third: int) -> int:
+    """Return the key of three tokens: the lowest bits of their ids."""
+    return (first & _ID_MASK) << 2 * _ID_BITS | (second & _ID_MASK) << _ID_BITS | (third & _ID_MASK)
