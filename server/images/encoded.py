@@ -12,7 +12,7 @@ from blake3 import blake3
 from engine.api import InvalidImage
 
 MAX_IMAGE_BYTES = 20 << 20
-NO_DATA = "it is neither a data: URL nor base64"
+NO_DATA = "the image is neither a data: URL nor base64"
 
 _BLOCK_BYTES = 1 << 20
 _MAX_HEAD_BYTES = 1024  # of a data: URL up to its comma
@@ -32,12 +32,17 @@ def decode_image(source: str | Path, target: Path) -> tuple[bytes, int]:
         for block in _decoded(blocks):
             n_bytes += len(block)
             if n_bytes > MAX_IMAGE_BYTES:
-                raise InvalidImage(f"it is larger than {MAX_IMAGE_BYTES >> 20} MiB")
+                raise too_large_image()
             digest.update(block)
             file.write(block)
     if not n_bytes:
-        raise InvalidImage("it is empty")
+        raise InvalidImage("the image is empty")
     return digest.digest(), n_bytes
+
+
+def too_large_image() -> InvalidImage:
+    """The error of an image of too many bytes."""
+    return InvalidImage(f"the image is larger than {MAX_IMAGE_BYTES >> 20} MiB")
 
 
 def _text_blocks(text: str) -> Iterator[bytes]:

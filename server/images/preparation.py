@@ -1,5 +1,6 @@
 """Makes of the images in a request what the model is shown."""
 
+from collections import Counter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -7,12 +8,13 @@ from anyio import Lock
 
 from engine.api import Engine, InvalidImage
 from engine.values.images import Detail, PreparedImage
-from server.errors import UNSUPPORTED, InvalidField
+from server.errors import InvalidField
 from server.fairness import Workers
 from server.generation.conversation import ImageData, ImagePart, ImageUrl, StoredImage
 from server.generation.images import UnpreparedImages
 from server.http.attachments import Attachments
 from server.images.encoded import decode_image
+from server.images.fetch import ImageFetcher
 from server.images.store import ImageStore
 from server.record import KnownImage, RequestRecord
 
@@ -26,8 +28,11 @@ MAX_REMEMBERED = 4096
 class Images:
     """The images of all requests. Belongs to one event loop."""
 
-    def __init__(self, store: ImageStore, workers: Workers) -> None:
+    def __init__(self, store: ImageStore, fetcher: ImageFetcher, workers: Workers) -> None:
         self.store = store
+        self.fetcher = fetcher
+        self.outcomes = Counter(shown=0, refused=0, failed=0)
+        """The images of requests so far, by what came of them."""
         self._workers = workers
         self._prepared: dict[_Key, PreparedImage] = {}  # the least recently used first
         self._locks: dict[_Key, tuple[Lock, int]] = {}
@@ -53,11 +58,16 @@ class Images:
         record: RequestRecord,
         attachments: Attachments | None,
     ) -> KnownImage:
+        outcome = "failed"
         try:
             original = await self._original(part, record, attachments)
             prepared = await self._shown(original, part.detail, engine, record)
+            outcome = "shown"
         except InvalidImage as error:
+            outcome = "refused"
             raise InvalidField(part.place, str(error), "invalid_image") from error
+        finally:
+            self.outcomes[outcome] += 1
         return KnownImage(original, prepared)
 
     async def _original(
@@ -72,9 +82,8 @@ class Images:
                     raise InvalidImage(
                         "the image of this stored item is no longer kept; send it again"
                     )
-            case ImageUrl():
-                message = "images are not fetched; send the image as a data: URL"
-                raise InvalidField(part.place, message, UNSUPPORTED)
+            case ImageUrl(url):
+                digest = await self._fetched(url, record)
         record.held.enter_context(self.store.pinned(digest.hex()))
         return digest
 
@@ -88,6 +97,18 @@ class Images:
             digest, n_bytes = await self._workers.run(
                 record.client, n_bytes, lambda: decode_image(source, target)
             )
+            self._add(digest, target, n_bytes)
+        finally:
+            target.unlink(missing_ok=True)
+        return digest
+
+    async def _fetched(self, url: str, record: RequestRecord) -> bytes:
+        known = self.fetcher.known(url)
+        if known is not None and known.hex() in self.store:
+            return known
+        target = self.store.new_file()
+        try:
+            digest, n_bytes = await self.fetcher.fetch(url, target, record.client)
             self._add(digest, target, n_bytes)
         finally:
             target.unlink(missing_ok=True)

@@ -27,6 +27,7 @@ from server.errors import ApiError, ModelNotFound, busy, not_loaded
 from server.fairness import Workers
 from server.generation.requests import ServedModel, served_models
 from server.generation.warming import ReadPrompt, warm_file
+from server.images.fetch import ImageFetcher
 from server.images.preparation import Images
 from server.images.store import ImageStore
 from server.models.hub import CachedNames, Downloads, FetchRepository
@@ -64,7 +65,9 @@ class ModelRegistry:
         self.settings = settings
         self.workers = Workers()
         self.images = Images(
-            ImageStore(cache_folder() / "images", settings.image_store_bytes), self.workers
+            ImageStore(cache_folder() / "images", settings.image_store_bytes),
+            ImageFetcher(settings.fetch_images),
+            self.workers,
         )
         self.closed = Event()  # when all models have been drained
         self._start = start

@@ -53,6 +53,11 @@ class DaemonSettings(SettingsModel):
         description="Allowed origin of web pages: https://chat.example.org, app://* for desktop "
         "programs, or * with API keys.",
     )
+    fetch_images: Annotated[Texts, Section.NETWORK] = Field(
+        (),
+        description="Host from which images in requests are fetched, such as images.example.org or "
+        "*.example.org. Without any, requests have to contain them.",
+    )
     allow_priority: Annotated[bool, Section.KEYS] = Field(
         False, description="Allow `priority` in requests."
     )
@@ -198,12 +203,12 @@ class DaemonSettings(SettingsModel):
                 ) from None
         return proxies
 
-    @field_validator("allowed_host")
+    @field_validator("allowed_host", "fetch_images")
     @classmethod
     def _hosts_have_no_port(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         if not all(map(is_host_name, hosts)):
             raise PydanticCustomError(
-                "allowed_host", "must be names such as llm.lan or *.example.org, without a port"
+                "host_name", "must be names such as llm.lan or *.example.org, without a port"
             )
         return hosts
 

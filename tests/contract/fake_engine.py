@@ -463,7 +463,13 @@ class FakeEngine:
             return None
         return NodeTokens(node_id, len(token_ids), token_ids[:most_tokens])
 
-    async def probe(self, prompt: PackedTokens, cache_salt: str, adapter: str) -> Probed:
+    async def probe(
+        self,
+        prompt: PackedTokens,
+        cache_salt: str,
+        adapter: str,
+        images: tuple[Image, ...] = (),
+    ) -> Probed:
         self._check_alive()
         return Probed(self._cached_tokens(prompt, cache_salt), block_digests=())
 
