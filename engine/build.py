@@ -101,6 +101,7 @@ def assemble(
         step_stretch=math.inf if share >= 1 else 1 / (1 - share),
         adapters=frozenset(backend.card.adapters),
         pools=backend.card.tasks != (Task.GENERATE,),
+        images=backend.card.images,
     )
     new_detokenizer = detokenizer_factory(backend.hf_tokenizer)
     new_output = output_factory(backend.card.eos_token_ids, new_detokenizer)

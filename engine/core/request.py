@@ -43,6 +43,7 @@ def validate(request: Request, limits: Limits) -> None:
     problems = chain(
         _token_problems(request, limits),
         _option_problems(request, limits),
+        _image_problems(request, limits),
         _named_token_problems(request.sampling, limits),
     )
     problem = next(problems, None)
@@ -61,14 +62,16 @@ def _token_problems(request: Request, limits: Limits) -> Iterator[tuple[str, str
         # The embedding of a token outside the vocabulary would be read out of bounds.
         if token_ids and np.frombuffer(token_ids.packed, np.uint32).max() >= limits.vocab_size:
             yield f"the {name} has a token id outside 0 to {limits.vocab_size - 1}", name
+    n_images = sum(image.n_tokens for image in request.images)
+    of_images = f", {n_images} of them of images" if n_images else ""
     for limit, what in (
         (limits.max_context_tokens, "the model's context"),
         (limits.arena_tokens, "the KV cache"),
     ):
         if n_prompt + request.max_tokens > limit:
             yield (
-                f"prompt ({n_prompt} tokens) and max_tokens ({request.max_tokens}) come to "
-                f"more than {what} holds: {limit} tokens",
+                f"prompt ({n_prompt} tokens{of_images}) and max_tokens ({request.max_tokens}) come "
+                f"to more than {what} holds: {limit} tokens",
                 "prompt" if n_prompt >= limit else "max_tokens",
             )
     if n_prediction > limits.max_context_tokens:
@@ -112,6 +115,62 @@ def _option_problems(request: Request, limits: Limits) -> Iterator[tuple[str, st
         yield f"n is {request.n}; it must be at least 1", "n"
     if request.n > limits.max_waiting:
         yield f"n is {request.n}; at most {limits.max_waiting} sequences may wait", "n"
+
+
+def _image_problems(request: Request, limits: Limits) -> Iterator[tuple[str, str]]:
+    """The problems of the images and of the tokens that stand for them: messages and field names.
+
+    The last token of a prompt is computed with the decodes, which read no features. So it stands
+    for no image.
+    """
+    if not request.images:
+        return
+    if limits.images is None:
+        yield "this model takes no images", "images"
+        return
+    n_prompt, end, part_id = len(request.prompt), 0, limits.images.part_id
+    prompt = np.frombuffer(request.prompt.packed, np.uint32)
+    for number, image in enumerate(request.images, start=1):
+        if not image.runs or any(n_tokens < 1 for _, n_tokens in image.runs):
+            yield f"image {number} has a run of no tokens", "images"
+            return
+        for first, n_tokens in image.runs:
+            if first < end or first + n_tokens > n_prompt:
+                yield (
+                    f"image {number} has tokens {first} to {first + n_tokens - 1}: they must come "
+                    f"after those before, of which the last is {end - 1}, and within the prompt "
+                    f"({n_prompt} tokens)",
+                    "images",
+                )
+                return
+            end = first + n_tokens
+            if (prompt[first:end] != part_id).any():
+                yield (
+                    f"image {number} has tokens {first} to {end - 1}, and not all of them are the "
+                    f"token {part_id}, which stands for parts of images",
+                    "images",
+                )
+        if image.n_tokens > limits.images.max_tokens:
+            yield (
+                f"image {number} has {image.n_tokens} tokens; this model's have at most "
+                f"{limits.images.max_tokens}",
+                "images",
+            )
+        n_whole = image.stop - image.start
+        if image.is_whole and n_whole > limits.step_tokens:
+            yield (
+                f"image {number} has {n_whole} tokens that see each other; a step computes "
+                f"{limits.step_tokens} (step_tokens)",
+                "images",
+            )
+    if end == n_prompt:
+        yield "the prompt ends with an image; at least one token must follow it", "images"
+    if request.prompt_logprobs is not None and any(image.is_whole for image in request.images):
+        yield (
+            "the log-probabilities of a prompt cannot be computed with this model's images, whose "
+            "tokens see each other",
+            "prompt_logprobs",
+        )
 
 
 def _named_token_problems(sampling: SamplingParams, limits: Limits) -> Iterator[tuple[str, str]]:

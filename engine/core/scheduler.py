@@ -20,6 +20,7 @@ from engine.core.budget import StepBudget, StepCosts
 from engine.core.commit import Commit
 from engine.core.drafting import DraftPolicy
 from engine.core.failed_steps import FailedSteps
+from engine.core.images import ImageFeatures
 from engine.core.metrics import Metrics
 from engine.core.pins import Pins
 from engine.core.preemption import by_rows, preemption_victim
@@ -31,7 +32,8 @@ from engine.core.request import (
     cache_tokens,
     validate,
 )
-from engine.core.sequence import LiveSequence, LiveSequences, Status, Step, batch_entry, prefill_row
+from engine.core.rows import batch_entry, prefill_row
+from engine.core.sequence import LiveSequence, LiveSequences, Status, Step
 from engine.core.step import (
     Late,
     Limits,
@@ -76,6 +78,9 @@ class Scheduler:
         model = None if drafts is None else drafts.model
         self._draft_store = None if model is None else model.store
         self.costs: Final = StepCosts() if model is None else StepCosts(model.cost_share)
+        self.images: Final = (
+            None if limits.images is None else ImageFeatures(limits.images, store.leases)
+        )
         self._admission = Admission(store, limits, self.sequences, self.costs, disk)
         self._new_sequences = SequenceFactory(new_output, draw_seed, self.namespaces, drafts)
         self._limits = limits
@@ -85,7 +90,7 @@ class Scheduler:
         self.pins: Final = Pins(store)
         self._commit = Commit(store, self.sequences, self._admission, metrics, drafts, self.pins)
         self.failed_steps: Final = FailedSteps(
-            store, self.sequences, self._admission, self._commit, metrics, disk, drafts
+            store, self.sequences, self._admission, self._commit, metrics, disk, drafts, self.images
         )
         self.running: Sequence[LiveSequence] = self.sequences.running
         self.waiting = self._admission.waiting
@@ -204,8 +209,10 @@ class Scheduler:
             self._admission.add(sequence)
         if self.disk is not None:
             step.is_reading = self.disk.add_reads(step.plan.number, step.budget)
-        if not (step.rows or step.is_loading or step.is_reading):
+        if not (step.rows or step.plan.encode or step.is_loading or step.is_reading):
             return None
+        if self.images is not None:
+            step.plan.forget = self.images.take_forgotten()
         step.plan.rows = [planned.row for planned in step.rows]
         step.plan.ops = self.store.take_ops()
         step.plan.leave, self.sequences.leaving = self.sequences.leaving, []
@@ -218,10 +225,10 @@ class Scheduler:
         shape = step.budget.shape
         if loading_steps or step.is_reading:
             assert self.disk is not None
-            if not shape.chunks:  # predictions of chunks are off by more than the bytes take
+            if not step.budget.has_prompts:  # whose predictions are off by more than bytes take
                 extra_seconds = seconds - self.costs.predict(shape)
                 self.disk.observe(loading_steps, step.plan.number, max(extra_seconds, 0.0))
-        elif shape.decode_rows or shape.chunks:
+        elif shape.decode_rows or step.budget.has_prompts:
             self.costs.observe(shape, seconds)
 
     def contain(self, sequence: LiveSequence, error: BaseException) -> None:
@@ -252,6 +259,10 @@ class Scheduler:
             self.disk.commit(step.plan.number, result.read)
         if self.drafts is not None and self.drafts.model is not None:
             self.drafts.model.commit(step, result)
+        if self.images is not None:
+            for sequence, why in self.images.commit(step, result):
+                if sequence.is_live:
+                    self._commit.fail(sequence, why)
         self._commit.step(step.rows, result.rows)
 
     def _preempt_for_client(self, step: Step) -> None:
@@ -336,9 +347,10 @@ class Scheduler:
         """Prefill more of one of the client's prompts, or admit one. False if neither can be."""
         while prompts:
             sequence = prompts.popleft()
-            has_lease = sequence.lease is not None  # not preempted above
-            if has_lease and (n_tokens := step.allow(sequence)):
-                self._add_prefill(sequence, n_tokens, step)
+            if sequence.lease is None:
+                continue  # preempted above
+            n_tokens = step.allow(sequence)
+            if n_tokens and self._add_prefill(sequence, n_tokens, step):
                 return True
         if not step.has_room:
             return False
@@ -348,31 +360,41 @@ class Scheduler:
         sequence, lease = admitted
         self.sequences.start(sequence, lease)
         step.begin(lease)
+        for image in sequence.request.images:  # other images, or other text, may come instead
+            lease.checkpoint(image.start)
+            lease.checkpoint(image.stop)
         if sequence.admissions == 1:
             self._commit.admitted(sequence)
         # The admission may have queued copies, which this step carries out.
         self._add_prefill(sequence, max(step.allow(sequence), 1), step)
         return True
 
-    def _add_prefill(self, sequence: LiveSequence, n_tokens: int, step: Step) -> None:
-        """Prefill the next `n_tokens` known tokens of the sequence, or fewer."""
+    def _add_prefill(self, sequence: LiveSequence, n_tokens: int, step: Step) -> bool:
+        """Prefill the next `n_tokens` known tokens of the sequence, or fewer, or encode an image
+        among them. Return False if neither can be.
+        """
         lease = sequence.lease
         assert lease is not None
         start = lease.planned_tokens
-        if n_tokens > 1:
-            n_tokens = lease.max_step_tokens(n_tokens, sequence.sampled_position)
+        if sequence.unplanned_tokens > 1:
+            n_encoded = len(step.plan.encode)
+            n_tokens = self._chunk_tokens(sequence, lease, n_tokens, step)
+            if not n_tokens:
+                return len(step.plan.encode) > n_encoded
         try:
             row = prefill_row(sequence, start, n_tokens)
             entry = batch_entry(sequence) if sequence.pending is None else None
         except BaseException as error:
             self.failures[sequence] = error
-            return
+            return True
         if not self._reserve(sequence, lease, n_tokens, step):
-            return
+            return True
         if entry is not None:
             step.plan.enter.append(entry)
         step.add(sequence, lease, row)
-        step.budget_tokens -= n_tokens
+        if self.images is not None:
+            self.images.read(sequence, start, n_tokens, step)
+        step.budget_tokens = max(step.budget_tokens - n_tokens, 0)
         is_listed = row.samples and sequence.request.sampling.top_logprobs is not None
         if n_tokens == 1:  # computed with the decodes
             step.budget.add_decodes(1, start + 1, int(is_listed))
@@ -381,6 +403,24 @@ class Scheduler:
             step.budget.add_chunk(start, n_tokens, n_scored, is_pooled=row.pooling is not None)
         if not sequence.unplanned_tokens:
             self.sequences.planned(sequence)
+        return True
+
+    def _chunk_tokens(self, sequence: LiveSequence, lease: Lease, n_tokens: int, step: Step) -> int:
+        """How many of the sequence's next `n_tokens` known tokens a chunk has. It stops before an
+        image that is not encoded, and has all of an image that is computed as a whole: where that
+        is more than `n_tokens`, it is the step's first chunk. 0 if it has to wait.
+        """
+        position = sequence.sampled_position
+        most = lease.max_step_tokens(n_tokens, position)
+        if self.images is None or not sequence.request.images or not most:
+            return most
+        n_encoded = len(step.plan.encode)
+        most = self.images.reach(sequence, lease, most, step)
+        if len(step.plan.encode) > n_encoded:  # which takes some of the step
+            n_tokens = min(n_tokens, step.allow(sequence))
+        if 0 < n_tokens < most:
+            most = lease.max_step_tokens(n_tokens, position)
+        return 0 if most > n_tokens and step.budget.has_prompts else most
 
     def _reserve(self, sequence: LiveSequence, lease: Lease, n_tokens: int, step: Step) -> bool:
         """Plan the sequence's next positions, preempting others if blocks are short. Return False

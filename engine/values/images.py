@@ -15,8 +15,9 @@ class Detail(StrEnum):
 class ImageInput:
     """What a model takes of images.
 
-    `placeholder` is the token that the chat template writes once for each image. An image has at
-    most `max_tokens` tokens, those around it included. The vision tower computes it in `n_stages`,
+    `placeholder` is the token that the chat template writes once for each image, and `part` the one
+    that stands for each part of it. An image has at most `max_tokens` tokens, those around it
+    included. The vision tower computes it in `n_stages`,
     one after the other; then its features take `bytes_per_token` for each of its tokens, of
     `feature_bytes` for all images whose features are kept. The largest image fits.
     """
@@ -26,6 +27,19 @@ class ImageInput:
     n_stages: int
     bytes_per_token: int
     feature_bytes: int
+    part: int | None = None  # None: the placeholder
+
+    def __post_init__(self) -> None:
+        if self.max_tokens * self.bytes_per_token > self.feature_bytes:
+            raise ValueError(
+                f"the features of an image of {self.max_tokens} tokens take more than "
+                f"{self.feature_bytes} bytes"
+            )
+
+    @property
+    def part_id(self) -> int:
+        """The token that stands for each part of an image."""
+        return self.placeholder if self.part is None else self.part
 
 
 @dataclass(frozen=True, slots=True)

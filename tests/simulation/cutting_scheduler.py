@@ -50,10 +50,10 @@ class CuttingScheduler(Scheduler):
         self._census[Happening.READMITTED] += len(readmitted)
         super().commit(step, result)
 
-    def _add_prefill(self, sequence: LiveSequence, n_tokens: int, step: Step) -> None:
+    def _add_prefill(self, sequence: LiveSequence, n_tokens: int, step: Step) -> bool:
         if n_tokens > 1 and self._random.random() < self._cut_share:
             n_tokens = self._random.randrange(1, n_tokens)
         is_again = isinstance(sequence.pending, Verify)  # whose rejected draft was rolled back
         self._census[Happening.AGAIN] += is_again
         self._census[Happening.AGAIN_IN_PARTS] += is_again and n_tokens < sequence.unplanned_tokens
-        super()._add_prefill(sequence, n_tokens, step)
+        return super()._add_prefill(sequence, n_tokens, step)

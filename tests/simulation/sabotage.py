@@ -17,7 +17,8 @@ from engine.core.loop import EngineLoop
 from engine.core.pins import Pins
 from engine.core.queue import WaitingQueue
 from engine.core.request import Namespaces
-from engine.core.sequence import LiveSequence, LiveSequences, PlannedRow, batch_entry
+from engine.core.rows import batch_entry
+from engine.core.sequence import LiveSequence, LiveSequences, PlannedRow
 from engine.core.step import BatchEntry
 from engine.disk_cache.loader import DiskLoader, _Load
 from engine.disk_cache.writer import DiskWriter
