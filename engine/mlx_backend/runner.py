@@ -40,6 +40,7 @@ from engine.mlx_backend.submitted_step import (
     SubmittedStep,
     rows_of,
 )
+from engine.mlx_backend.vision.tower import ImageEncoder
 from kvstore.ops import CopyBlock, FillBlock, When
 
 
@@ -110,9 +111,10 @@ class MlxRunner:
         decode: DecodePath | None = None,
         meter: MemoryMeter | None = None,
         draft: DraftRunner | None = None,
+        encoder: ImageEncoder | None = None,
     ) -> None:
         """`decode`: how steady decodes are computed; None: eagerly. `meter` measures each step.
-        `draft`: of a draft model, if there is one.
+        `draft`: of a draft model, if there is one. `encoder`: of images, if the model takes any.
         """
         self._model = model
         self._storage = model.storage
@@ -122,9 +124,11 @@ class MlxRunner:
         self._decode_path = decode
         self._meter = meter
         self._draft_runner = draft
+        self._encoder = encoder
         if decode is not None:
             sampler.draw_with = decode.draw
-        self._batch = Batch(model.n_groups)
+        images = model.execution.images
+        self._batch = Batch(model.n_groups, None if images is None else images.merge)
         self._in_flight: deque[SubmittedStep] = deque()
 
     def submit(self, plan: StepPlan) -> None:
@@ -246,6 +250,8 @@ class MlxRunner:
         RunnerLost in place of any other.
         """
         self._batch.settle()
+        if self._encoder is not None:
+            self._encoder.settle()
         try:
             self._storage.settle()
         except Exception as why:
@@ -259,6 +265,8 @@ class MlxRunner:
         """Begin with an empty storage. Raises RunnerLost where memory for it cannot be had."""
         # Arrays that cannot be computed refer to what they were to be computed from: all planes.
         self._batch.forget_tokens()
+        if self._encoder is not None:
+            self._encoder.forget_all()
         self._in_flight = deque(
             SubmittedStep(step.rows, step.given_up, is_lost=True) for step in self._in_flight
         )
@@ -298,6 +306,7 @@ class MlxRunner:
             step.read = self._storage.execute(plan.ops_at(When.FIRST))
         finally:  # or a later `RollBackState`, for this step, would undo the step before
             self._storage.states.begin_step()
+        yield from self._encode(step, plan)
         if (decoded := self._decode(step, plan)) is not None:
             yield decoded
         else:
@@ -330,6 +339,14 @@ class MlxRunner:
         for batch in forwards.sampling:
             yield self._compute(step, inputs, batch)
         _add_resampled(step, inputs.resampled)
+
+    def _encode(self, step: SubmittedStep, plan: StepPlan) -> Iterator[PendingForward]:
+        """The stages of images that a step encodes."""
+        if self._encoder is None:
+            return
+        self._encoder.forget(plan.forget)
+        for work in plan.encode:
+            yield step.pending(self._encoder.encode(work))
 
     def _decode(self, step: SubmittedStep, plan: StepPlan) -> PendingForward | None:
         """The compiled forward of a steady step; None where the eager path is to compute it."""

@@ -30,7 +30,7 @@ from engine.mlx_backend.model.patches import (
     install_output_head,
 )
 from engine.mlx_backend.model.rows import TokenSpan
-from engine.mlx_backend.model.sequences import SequenceTables
+from engine.mlx_backend.model.sequences import SequenceImages, SequenceTables
 from engine.mlx_backend.model.views import install_attention
 from engine.values.settings import KVFormat
 from kvstore.lease import Lease
@@ -94,6 +94,7 @@ class Row(NamedTuple):
 
     tokens: Sequence[int]
     adapter: str
+    images: SequenceImages | None = None
 
 
 class Chunk(NamedTuple):
@@ -344,7 +345,7 @@ def logits_through_storage(
         lease = store.admit(Namespace(), Tokens(row.tokens))
         assert isinstance(lease, Lease), "the check's storage is too small"
         leases.append(lease)
-    tables = [SequenceTables(cached.n_groups, row.adapter) for row in rows]
+    tables = [SequenceTables(cached.n_groups, row.adapter, row.images) for row in rows]
     found = list[mx.array]()
     for chunks in steps:
         spans, token_ids = list[TokenSpan](), list[int]()

@@ -33,7 +33,8 @@ from engine.values.request import Pooling
 class Execution:
     """How a model runs over shared storage, as the check at load has found out.
 
-    `images`: what it is given of images; None: it takes none. `deviation`: the largest error of its
+    `images`: what it is given of images; None: it takes none, and `images_refused` says why if its
+    checkpoint has a vision tower. `deviation`: the largest error of its
     logits there, relative to their size. `rejected`: the executions tried before, each with the
     reason against it.
     """
@@ -43,6 +44,7 @@ class Execution:
     head: OutputHead
     adapters: RowAdapters = field(default_factory=RowAdapters)
     images: ImageInputs | None = None
+    images_refused: str = ""
     deviation: float = 0.0
     rejected: tuple[str, ...] = ()
 

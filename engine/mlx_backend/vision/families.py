@@ -18,28 +18,21 @@ from engine.mlx_backend.vision.modules import NoVision, vision_modules
 Config = Mapping[str, Any]
 Grid = tuple[int, ...]
 
-_LONGEST_EDGE = 1024  # of Pixtral's processor where its files name none
-_MOST_PIXELS = 28 * 28 * 1280  # of Qwen's
-_AROUND = 8  # tokens at most around those that stand for an image's parts
-
 
 class Tower(Module):
     """A vision tower and its projector. `vision_tower` is mlx-vlm's; the attributes have the names
     that checkpoints have.
 
     `merge`: the patches along each side of what one token stands for. `axes`: of the text model's
-    rotary embedding; None: it has one. `text_id` and `windows_only`: see `ImageInputs`. `is_whole`:
-    whether tokens of an image see each other. `n_added`: the layers that add features.
-    `placeholder_keys`: where config.json has the token that the chat template writes for an image.
+    rotary embedding; None: it has one. `text_id` and `windows_only`: see `ImageInputs`. `n_added`:
+    the layers that add features. `text_hidden`: the dimensions of a feature.
     """
 
     family: ClassVar[str]
-    placeholder_keys: ClassVar[Sequence[str]] = ("image_token_id", "image_token_index")
     merge: int = 1
     axes: Axes | None = None
     text_id: int = 0
     windows_only: bool = False
-    is_whole: bool = False
     n_added: int = 0
 
     def __init__(self, config: Config) -> None:
@@ -50,6 +43,7 @@ class Tower(Module):
         self.vision_tower = modules.vision.VisionModel(self._config)
         self.patch = int(vision["patch_size"])
         self.hidden = int(vision.get("embed_dim") or vision["hidden_size"])
+        self.text_hidden = int((config.get("text_config") or config)["hidden_size"])
         self.heads = int(vision.get("num_heads") or vision["num_attention_heads"])
 
     @staticmethod
@@ -67,16 +61,16 @@ class Tower(Module):
         """The features of one image, from what its processor returns: see `Image`."""
 
     @abstractmethod
-    def most_tokens(self, processor: Config) -> int:
-        """The most tokens of an image by its processor's settings, those around it included."""
-
-    @abstractmethod
     def example(self) -> tuple[tuple[int, ...], Grid]:
         """The shape of the array and the grid of a small image."""
 
     def n_patches(self, n_tokens: int) -> int:
         """The patches of an image of so many tokens."""
         return n_tokens * self.merge**2
+
+    def n_parts(self, grid: Grid) -> int:
+        """The features of an image with this grid."""
+        return math.prod(grid) // self.merge**2
 
     def renamed(self, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
         """Weights of `vision_tower`, named without that, as the tower names them."""
@@ -104,11 +98,6 @@ class _Qwen(Tower):
         if isinstance(found, tuple):
             return Features(found[0], tuple(found[1]))
         return Features(found)
-
-    def most_tokens(self, processor: Config) -> int:
-        size = processor.get("size") or {}
-        pixels = processor.get("max_pixels") or size.get("longest_edge") or _MOST_PIXELS
-        return int(pixels) // (self.patch * self.merge) ** 2 + _AROUND
 
     def example(self) -> tuple[tuple[int, ...], Grid]:
         rows, columns = 2 * self.merge, 3 * self.merge
@@ -154,11 +143,10 @@ class Pixtral(Tower):
         if not isinstance(layer, int):
             raise NoVision("it takes the features of several layers")
         self.feature_layer = layer
-        self.image_size = int(config["vision_config"].get("image_size", _LONGEST_EDGE))
 
     def projector(self, config: Config) -> Module:
         bias = bool(config.get("multimodal_projector_bias", True))
-        return LlavaProjector(self.hidden, config["text_config"]["hidden_size"], bias)
+        return LlavaProjector(self.hidden, self.text_hidden, bias)
 
     @property
     def blocks(self) -> Sequence[Module]:
@@ -171,12 +159,6 @@ class Pixtral(Tower):
     def project(self, hidden: mx.array, grid: Grid) -> mx.array:
         projected: mx.array = self.multi_modal_projector(hidden)
         return projected
-
-    def most_tokens(self, processor: Config) -> int:
-        size = processor.get("size") or {}
-        edge = min(int(size.get("longest_edge") or _LONGEST_EDGE), self.image_size)
-        side = -(-edge // (self.patch * self.merge))
-        return side * (side + 1)  # each row ends with a token of its own
 
     def example(self) -> tuple[tuple[int, ...], Grid]:
         rows, columns = 2 * self.merge, 3 * self.merge
@@ -251,8 +233,6 @@ class Gemma3Projector(Module):
 
 class Gemma3(Tower):
     family = "gemma3"
-    placeholder_keys = ("boi_token_index",)
-    is_whole = True
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -261,7 +241,7 @@ class Gemma3(Tower):
         self.multi_modal_projector = Gemma3Projector(self.hidden, text_hidden, eps)
         self.tokens = int(config.get("mm_tokens_per_image", 256))
         self.side = int(vision["image_size"]) // self.patch
-        self.pool = self.side // math.isqrt(self.tokens)
+        self.merge = self.side // math.isqrt(self.tokens)
         # By what the text model multiplies its embeddings.
         self.scale = float(mx.array(text_hidden**0.5, mx.bfloat16))
 
@@ -271,15 +251,9 @@ class Gemma3(Tower):
 
     def __call__(self, pixels: mx.array, grid: Grid) -> Features:
         hidden, _, _ = self.vision_tower(pixels[None].transpose(0, 2, 3, 1))
-        sides = self.side // self.pool, self.pool
+        sides = self.side // self.merge, self.merge
         squares = hidden.reshape(*sides, *sides, -1).mean(axis=(1, 3)).reshape(self.tokens, -1)
         return Features(self.multi_modal_projector(squares) / self.scale)
-
-    def most_tokens(self, processor: Config) -> int:
-        return self.tokens + _AROUND
-
-    def n_patches(self, n_tokens: int) -> int:
-        return int(self.side**2)
 
     def example(self) -> tuple[tuple[int, ...], Grid]:
         edge = self.side * self.patch
@@ -316,8 +290,6 @@ class Gemma4(Tower):
         eps = float(vision.get("rms_norm_eps", 1e-6))
         self.embed_vision = Gemma4Embedder(self.hidden, text["hidden_size"], eps)
         self.merge = int(vision.get("pooling_kernel_size", 3))
-        self.tokens = int(vision.get("default_output_length", 280))
-        self.is_whole = text.get("use_bidirectional_attention") == "vision"
         self.text_id = int(text.get("pad_token_id") or 0)
         self.scale = text["hidden_size"] ** 0.5
 
@@ -331,9 +303,6 @@ class Gemma4(Tower):
         positions = mx.stack([mx.arange(n) % columns, mx.arange(n) // columns], axis=-1)
         hidden = self.vision_tower(pixels[None, :n], positions[None])
         return Features(self.embed_vision(hidden)[0] / self.scale)
-
-    def most_tokens(self, processor: Config) -> int:
-        return int(processor.get("max_soft_tokens") or self.tokens) + _AROUND
 
     def example(self) -> tuple[tuple[int, ...], Grid]:
         rows, columns = 2 * self.merge, 3 * self.merge
@@ -357,7 +326,6 @@ class KimiProjector(Module):
 
 class KimiVL(Tower):
     family = "kimi_vl"
-    placeholder_keys = ("media_placeholder_token_id", "image_token_index")
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -381,9 +349,6 @@ class KimiVL(Tower):
     def __call__(self, pixels: mx.array, grid: Grid) -> Features:
         [squares] = self.vision_tower(pixels.transpose(0, 2, 3, 1), mx.array([grid]))
         return Features(self.multi_modal_projector(squares))
-
-    def most_tokens(self, processor: Config) -> int:
-        return int(processor.get("in_token_limit") or 4096) // self.merge**2 + _AROUND
 
     def example(self) -> tuple[tuple[int, ...], Grid]:
         rows, columns = 2 * self.merge, 3 * self.merge
