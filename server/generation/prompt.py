@@ -121,6 +121,7 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._planner = planner
         self._card = card
+        self._image_text = tokenizer.image_stand_in if card.images is not None else ""
         self.traits = traits_of(tokenizer, takes_images=card.images is not None)
         """What the model's chat template takes."""
         self.efforts = Efforts(tokenizer.chat_template)
@@ -175,7 +176,8 @@ class PromptEncoder:
             return self._with_generic_tools(messages, tools, known, arguments)
         if tools:
             arguments["tools"] = declared_tools(map(read, tools), self.traits)
-        return _Rendering(template_messages(messages, self.traits), known, arguments)
+        shown = template_messages(messages, self.traits, self._image_text)
+        return _Rendering(shown, known, arguments)
 
     def _placed(
         self, conversation: Conversation, places: ToolPlaces, cache_salt: str
@@ -198,12 +200,12 @@ class PromptEncoder:
         arguments: Mapping[str, Any],
     ) -> "_Rendering":
         """The conversation for a template that has no tools. `replays` are by message."""
-        strings = TemplateTraits(images="text", image_text=self.traits.image_text)
+        strings, text = TemplateTraits(images="text"), self._image_text
         declared = declared_tools(map(read, tools), strings)
-        shown = template_messages(messages, strings)
+        shown = template_messages(messages, strings, text)
         plain = plain_conversation(shown, declared, self.traits.system)
         known = {plain.places[index]: replay for index, replay in replays.items()}
-        rendered = [content_in_form(message, self.traits) for message in plain.messages]
+        rendered = [content_in_form(message, self.traits, text) for message in plain.messages]
         return _Rendering(rendered, known, arguments)
 
     def text(

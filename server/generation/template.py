@@ -34,7 +34,7 @@ class TemplateTraits:
     - `call_ids`: the form of calls' ids; `nine` are nine letters and digits.
     - `tools`: whether a function without description and parameters is `completed` with empty ones.
     - `images`: the form of an image: a part of type `image` or `image_url`, or the tokenizer's
-      `image_text` in a message's string; `none` where the template renders no image.
+      stand-in for one in a message's string; `none` where the template renders no image.
     - `result_images`: the role of the message that has the images of tool results.
     """
 
@@ -50,7 +50,6 @@ class TemplateTraits:
     tools: Literal["declared", "completed"] = "declared"
     images: Literal["none", "image", "image_url", "text"] = "none"
     result_images: Literal["tool", "user"] = "tool"
-    image_text: str = ""
 
 
 def in_place(messages: Sequence[Message], traits: TemplateTraits) -> list[Message]:
@@ -167,23 +166,27 @@ def with_user_images(messages: Sequence[Message]) -> list[Message]:
 
 
 def template_messages(
-    messages: Sequence[Message], traits: TemplateTraits
+    messages: Sequence[Message], traits: TemplateTraits, image_text: str = ""
 ) -> list[Mapping[str, object]]:
-    """The messages for the template. Tool results get the names of their functions."""
+    """The messages for the template. Tool results get the names of their functions. `image_text`
+    stands for an image in a string.
+    """
     names: dict[str, str] = {}
     ids = _CallIds(traits)
     rendered = []
     for message in messages:
         for call in message.calls:
             names[call.id] = call.name
-        rendered.append(_template_message(message, names, ids, traits))
+        fields = _template_message(message, names, ids, traits)
+        rendered.append(fields | {"content": _content(message, traits, image_text)})
     return rendered
 
 
 def _template_message(
     message: Message, names: Mapping[str, str], ids: "_CallIds", traits: TemplateTraits
-) -> Mapping[str, object]:
-    fields: dict[str, object] = {"role": message.role, "content": _content(message, traits)}
+) -> dict[str, object]:
+    """The message's fields but for its content."""
+    fields: dict[str, object] = {"role": message.role, "content": ""}
     name = message.name or names.get(message.answered_call or "")
     if name:
         fields["name"] = name
@@ -204,11 +207,11 @@ def _template_message(
     return fields
 
 
-def _content(message: Message, traits: TemplateTraits) -> object:
+def _content(message: Message, traits: TemplateTraits, image_text: str) -> object:
     has_images = bool(message.images)
     if has_images and traits.images == "text":
         return "\n".join(
-            part.text if isinstance(part, Text) else traits.image_text for part in message.parts
+            part.text if isinstance(part, Text) else image_text for part in message.parts
         )
     if traits.content == "text" and not has_images:
         return message.text
@@ -298,10 +301,14 @@ def _completed(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"description": "", **function, "parameters": parameters}
 
 
-def content_in_form(message: Mapping[str, Any], traits: TemplateTraits) -> Mapping[str, Any]:
-    """The template's message, whose content is one string, in the form that the template takes."""
+def content_in_form(
+    message: Mapping[str, Any], traits: TemplateTraits, image_text: str
+) -> Mapping[str, Any]:
+    """The template's message, whose content is one string with `image_text` in place of images, in
+    the form that the template takes.
+    """
     content: str = message["content"]
-    pieces = content.split(traits.image_text) if traits.image_text else [content]
+    pieces = content.split(image_text) if image_text else [content]
     if traits.images == "text" or len(pieces) == 1:
         is_text = traits.content == "text"
         return message if is_text else {**message, "content": [_text_part(content)]}
@@ -449,7 +456,6 @@ def traits_of(tokenizer: Tokenizer, *, takes_images: bool = False) -> TemplateTr
         found = probe.found(tokenizer, found)
     if not takes_images:
         return found
-    found = replace(found, image_text=tokenizer.image_stand_in)
     shown = Message(role="user", parts=(*texts("A"), _IMAGE, *texts(_WORD)))
     for option in ("image", "image_url", "text"):
         chosen = _with(found, "images", option)
@@ -467,7 +473,7 @@ def _renders_image(
     tokenizer: Tokenizer, messages: Sequence[Message], traits: TemplateTraits
 ) -> bool:
     """Whether the template renders the one image in the messages, and the text next to it."""
-    shown = template_messages(in_place(messages, traits), traits)
+    shown = template_messages(in_place(messages, traits), traits, tokenizer.image_stand_in)
     try:
         tokens, _ = tokenizer.render_with_images(shown, [()])
     except (ValueError, PromptTooLong):
