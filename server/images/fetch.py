@@ -4,7 +4,7 @@ import socket
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -35,7 +35,9 @@ images with each turn."""
 Address: TypeAlias = IPv4Address | IPv6Address
 
 _GLOBAL_IPV6 = IPv6Network("2000::/3")
-_EMBEDDING_IPV4 = tuple(map(IPv6Network, ("2002::/16", "2001::/32", "64:ff9b::/96")))
+_SPECIAL_IPV4 = tuple(map(IPv4Network, ("192.0.0.0/24", "192.88.99.0/24")))
+"""Of protocols; Python's releases differ in which of them are public."""
+_EMBEDDING_IPV4 = tuple(map(IPv6Network, ("2002::/16", "2001::/23", "64:ff9b::/96")))
 """6to4, Teredo and NAT64: addresses behind which may be any IPv4 address."""
 
 
@@ -48,6 +50,8 @@ def is_public(address: Address) -> bool:
             return is_public(address.ipv4_mapped)
         if address not in _GLOBAL_IPV6 or any(address in net for net in _EMBEDDING_IPV4):
             return False
+    elif any(address in net for net in _SPECIAL_IPV4):
+        return False
     return address.is_global and not (address.is_multicast or address.is_reserved)
 
 

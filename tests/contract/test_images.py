@@ -118,9 +118,7 @@ MESSAGES = {
                 {
                     "type": "tool_result",
                     "tool_use_id": "call_1",
-                    "content": [
-                        {"type": "image", "source": {"type": "url", "url": data_url(CAT)}}
-                    ],
+                    "content": [{"type": "image", "source": {"type": "url", "url": data_url(CAT)}}],
                 }
             ],
         },
