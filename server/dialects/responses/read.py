@@ -85,14 +85,14 @@ def chat_messages(
     """
     system, images = [instructions] if instructions else [], list[Part]()
     placed = [
-        (item, f"input[{index - n_before}]" if index >= n_before else "previous_response_id")
+        (item, f"input[{index - n_before}]" if index >= n_before else "")
         for index, item in enumerate(items)
         if not isinstance(item, ConfigurationUpdateItem)
     ]
     messages = _Messages(found, takes_images=takes_images)
     n_leading = 0
     while n_leading < len(placed) and _is_system((leading := placed[n_leading])[0]):
-        parts = _parts(leading[0].content, f"{leading[1]}.content")
+        parts = _parts(leading[0].content, leading[1], "content")
         system.append("\n".join(part.text for part in parts if isinstance(part, Text)))
         images += [part for part in parts if isinstance(part, ImagePart)]
         n_leading += 1
@@ -104,10 +104,14 @@ def chat_messages(
     return messages.complete()
 
 
-def _parts(content: Iterable[Content], place: str) -> tuple[Part, ...]:
-    """The parts of a message, which the body has in this place."""
+def _parts(content: Iterable[Content], item: str, field: str) -> tuple[Part, ...]:
+    """The parts of a message, which is this field of the item in the body; of a stored item without
+    a place there, if `item` is empty.
+    """
     return tuple(
-        part.part(f"{place}[{index}]") if isinstance(part, ImageContent) else Text(_text(part))
+        part.part(f"{item}.{field}[{index}]" if item else "previous_response_id")
+        if isinstance(part, ImageContent)
+        else Text(_text(part))
         for index, part in enumerate(content)
     )
 
@@ -175,19 +179,19 @@ class _Messages:
 
     def _add_message(self, item: MessageItem, place: str) -> None:
         if item.role != "assistant":
-            said = _parts(item.content, f"{place}.content")
+            said = _parts(item.content, place, "content")
             self.add_turn(Message(role=ROLES[item.role], parts=said))
             return
         if self._ends_with_message:
             self._end_answer()
         if any(isinstance(part, ImageContent) for part in item.content):
             message = "a message of role 'assistant' has no images"
-            raise InvalidField(f"{place}.content", message)
+            raise InvalidField(f"{place}.content" if place else "previous_response_id", message)
         self._texts += map(_text, item.content)
 
     def _add_output(self, item: ToolOutputItem, place: str) -> None:
         output = (
-            _parts(item.output, f"{place}.output")
+            _parts(item.output, place, "output")
             if self._takes_images
             else texts(*map(_text, item.output))
         )
