@@ -226,7 +226,7 @@ class EngineThread:
         """
         self._draining = True
         if self._parts.images is not None:
-            self._parts.images.close()
+            await self._parts.images.close()
         disk = self._loop.scheduler.disk
         patience_seconds = (
             timeout_seconds + DRAIN_GRACE_SECONDS + (disk.shutdown_seconds if disk else 0)

@@ -260,3 +260,4 @@ class Request:
     is_background: bool = False  # with max_tokens 0: computed only while no other request is live
     pin: bool = False  # with is_background: the prompt is not evicted from the cache afterwards
     images: tuple[Image, ...] = ()  # of the prompt, in the order of their positions
+    reports_progress: bool = False  # each chunk of the prompt that is computed has an event

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -25,6 +26,7 @@ from server.fairness import Reservation
 from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
 from server.generation.images import UnpreparedImages
 from server.generation.plan import AnswerPlan, grammar_bytes
+from server.generation.progress import ProgressBody, PromptProgress
 from server.generation.requests import ServedModel
 from server.generation.stream import EventsByIndex, generating, kept_bytes, rendering_bytes
 from server.generation.tools import UNREADABLE, arguments_object
@@ -59,6 +61,10 @@ class StreamWriter(ABC):
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
         """The memory that it keeps of the events until its end, rendering included."""
         return 0
+
+    @abstractmethod
+    def progress(self, body: ProgressBody) -> bytes:
+        """How much of the prompt is read. Called before the first of the output."""
 
     @abstractmethod
     def keep_alive(self) -> bytes:
@@ -272,24 +278,36 @@ async def write_stream(stream: DeferredStream, job: Job, context: RequestContext
     writer = job.writer(choices)
     stream.keep_alive = writer.keep_alive
     stream.failure = lambda error: writer.failure(to_api_error(error))
+    progress = PromptProgress(job.requests) if job.requests[0].reports_progress else None
     tracker = context.service.tracker
     with generating(job.model.engine, job.requests, output, record, tracker) as inbox:
         async for batch in inbox:
-            await stream.write(rendered(batch, choices, writer, output))
+            await stream.write(rendered(batch, choices, writer, output, progress))
     record.usage = usage = job.usage(choices)
     await stream.write(writer.end(usage))
 
 
 def rendered(
-    batch: EventsByIndex, choices: Sequence[Choice], writer: StreamWriter, output: Reservation
+    batch: EventsByIndex,
+    choices: Sequence[Choice],
+    writer: StreamWriter,
+    output: Reservation,
+    progress: PromptProgress | None = None,
 ) -> bytes:
-    """The events of a batch as bytes. Raises ApiError when the writer keeps too much of them."""
-    written = list[bytes]()
+    """The events of a batch as bytes, after the `progress` of the prompts where the client asks for
+    it. Raises ApiError when the writer keeps too much of them.
+    """
+    fed = dict[int, list[Step]]()
     for index, events in batch.items():
-        choice = choices[index]
         if n_bytes := writer.kept_bytes(events):
             output.add(n_bytes)
-        steps = choice.feed(events)
-        if choice.first_output_ns is not None:  # until then an error has a status of its own
-            written.append(writer.write(index, steps))
+        fed[index] = choices[index].feed(events)
+    written = list[bytes]()
+    if progress is not None and progress.note(chain.from_iterable(batch.values())):
+        written.append(writer.progress(progress.body()))
+    written += [
+        writer.write(index, steps)
+        for index, steps in fed.items()
+        if choices[index].first_output_ns is not None  # until then an error has its own status
+    ]
     return b"".join(written)

@@ -61,6 +61,7 @@ from server.generation.conversation import (
 )
 from server.generation.foreign_fields import Unsupported
 from server.generation.foreign_history import foreign_note, joined, log_dropped, log_foreign
+from server.generation.progress import ProgressBody
 from server.generation.request_fields import ModelsTemplate, PromptRequest
 from server.generation.requests import ServedModel
 from server.generation.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice, ToolMode
@@ -408,6 +409,8 @@ class ChunkWriter(StreamWriter):
     """
 
     media_type = EVENT_STREAM
+    nothing: bytes
+    """A choice that says nothing, as JSON."""
 
     def __init__(self, empty: Mapping[str, object], *, include_usage: bool) -> None:
         self._empty = empty
@@ -417,6 +420,11 @@ class ChunkWriter(StreamWriter):
     def chunk(self, choice: bytes) -> bytes:
         """The event of a chunk with this choice, as JSON."""
         return b'%b"choices":[%b]%b' % (self._head, escape_line_ends(choice), self._tail)
+
+    def progress(self, body: ProgressBody) -> bytes:
+        """A chunk as llama.cpp has it: with a choice, since clients look at the first."""
+        fields = to_json({"prompt_progress": body})[1:-1]
+        return self.chunk(self.nothing).replace(b'"choices":', b'%b,"choices":' % fields, 1)
 
     def keep_alive(self) -> bytes:
         return KEEP_ALIVE

@@ -331,6 +331,7 @@ def _request(
         loops=_loops(body, model, has_tools=has_tools),
         ignore_eos=body.ignore_eos,
         speculate=body.speculate,
+        reports_progress=body.stream and body.return_progress,
         client=record.client,
         priority=body.priority,
         cache_salt=record.cache_salt(body.cache_salt),

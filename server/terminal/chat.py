@@ -271,9 +271,13 @@ class Session:
     def _ask(self, text: str) -> None:
         answer = Answer(time.perf_counter())
         try:
-            with closing(self._client.stream(self.conversation.asking(text))) as chunks:
+            with (
+                closing(self._client.stream(self.conversation.asking(text))) as chunks,
+                self._screen.reading() as reading,
+            ):
                 for chunk in chunks:
                     answer.add(chunk, time.perf_counter())
+                    reading(chunk.prompt_progress)
                     self._screen.reasoning(chunk.reasoning)
                     self._screen.answer(chunk.text)
         except KeyboardInterrupt:

@@ -4,11 +4,12 @@ The text (of a model, a server, a log) is untrusted: control characters are remo
 read as rich's markup.
 """
 
+import math
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -25,9 +26,12 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
+from server.terminal.client import PromptProgress
 from server.terminal.console import printable, state_folder
 
 SPINNER_CELLS = 3
+BAR_CELLS = 16
+SHOWN_AFTER_MS = 2000
 PLAIN, DIM, RED = Style.null(), Style(dim=True), Style(color="red")
 MAX_HISTORY_BYTES = 2**20
 TAB_COLUMNS = 4
@@ -123,6 +127,26 @@ class Screen:
         with self._notes.status(self._status(text)) as status:
             yield lambda line: status.update(self._status(line))
 
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[PromptProgress | None], None]]:
+        """Show how much of a prompt is read, where that takes more than SHOWN_AFTER_MS. Gives a
+        function that takes the progress, and None when the answer comes.
+        """
+        with ExitStack() as shown:
+            update: Callable[[str], None] | None = None
+
+            def show(progress: PromptProgress | None) -> None:
+                nonlocal update
+                if progress is None or progress.share >= 1:
+                    shown.close()
+                    update = None
+                elif update is not None:
+                    update(_reading_line(progress))
+                elif progress.time_ms > SHOWN_AFTER_MS:
+                    update = shown.enter_context(self.busy(_reading_line(progress)))
+
+            yield show
+
     def _status(self, text: str) -> Text:
         """The part of the text that fits into the spinner's line."""
         status = Text(printable(text))
@@ -150,6 +174,16 @@ class Screen:
             _write(console, "\n", style)
         self._at_line_start = True
         self._wrap = WordWrap()
+
+
+def _reading_line(progress: PromptProgress) -> str:
+    n_full = int(progress.share * BAR_CELLS)
+    bar = "━" * n_full + "─" * (BAR_CELLS - n_full)
+    line = f"reading {bar} {progress.processed:,} of {progress.total:,} tokens"
+    if (seconds := progress.seconds_left) is None:
+        return line
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{line}, {minutes}:{rest:02} left"
 
 
 def is_terminal() -> bool:

@@ -31,6 +31,7 @@ MAX_BODY_BYTES = 16 * 2**20  # of a response that is no stream: lists and errors
 MAX_LINE_BYTES = 16 * 2**20  # of a stream
 MAX_ERROR_CHARACTERS = 500
 DONE = b"[DONE]"
+OWNER = "rootstock"  # of every model that this project serves, in the list of models
 
 Parameters = Mapping[str, float]  # of sampling, by their names in the API
 
@@ -49,6 +50,7 @@ class ServedModel(BaseModel):
     """
 
     name: str = Field(validation_alias="id")
+    owned_by: str | None = None
     context_tokens: int | None = Field(None, validation_alias="max_model_len")
 
 
@@ -78,10 +80,33 @@ class _Choice(BaseModel):
     finish_reason: str | None = None
 
 
+class PromptProgress(BaseModel):
+    """How much of a prompt is read; see server.generation.progress."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+    @property
+    def share(self) -> float:
+        """The part of the prompt that is read, from 0 to 1."""
+        return min(self.processed / self.total, 1.0) if self.total else 1.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long reading takes yet, at its pace so far; None where nothing is read yet."""
+        computed = self.processed - self.cache
+        if computed <= 0:
+            return None
+        return self.time_ms / 1000 * max(self.total - self.processed, 0) / computed
+
+
 class Chunk(BaseModel):
     """A chunk of a streamed chat completion. Any of its parts may be empty."""
 
     choices: list[_Choice] = []
+    prompt_progress: PromptProgress | None = None
     usage: TokenCounts | None = None
     error: Any = None
 
@@ -174,6 +199,7 @@ class ChatClient:
     http: httpx.Client
     model: str
     parameters: Parameters
+    tells_progress: bool = False  # other servers may refuse a field that they do not know
 
     @property
     def base_url(self) -> str:
@@ -193,6 +219,8 @@ class ChatClient:
             "stream_options": {"include_usage": True},
             **self.parameters,
         }
+        if self.tells_progress:
+            body["return_progress"] = True
         complete, events = False, EventStream()
         with open_response(self.http, "POST", "chat/completions", body) as response:
             # Read to the body's end, not only to [DONE]: closing the connection first is an abort.
@@ -216,7 +244,14 @@ def chat_client(
     Raises TerminalError.
     """
     with http_client(endpoint, UNLIMITED) as http:
-        yield ChatClient(http, model or list_models(http)[0].name, parameters)
+        models = list[ServedModel]()
+        try:
+            models = list_models(http)
+        except TerminalError:
+            if model is None:
+                raise
+        tells_progress = any(one.owned_by == OWNER for one in models)
+        yield ChatClient(http, model or models[0].name, parameters, tells_progress)
 
 
 def served_models(endpoint: Endpoint) -> list[ServedModel]:

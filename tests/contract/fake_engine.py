@@ -262,6 +262,9 @@ class HeldTokenizer(ByteTokenizer):
         return super().encode(text, add_special_tokens=add_special_tokens)
 
 
+READ_SECONDS = 0.001  # between two parts of a prompt: each is sent by itself
+
+
 @dataclass
 class Script:
     """What the engine does with the requests to come."""
@@ -269,6 +272,7 @@ class Script:
     answers: Sequence[str] = ("Hello, wörld!",)  # of the sequences in turn, over and over
     expected: str = ""  # what is drafted for requests without a prediction
     refusal: Exception | None = None  # raised at the first event
+    image_refusal: Exception | None = None  # raised instead of preparing an image
     fails_after_tokens: int | None = None  # then the sequence ends with an error
     gate: Gate | None = None  # where every sequence waits ...
     gate_after_tokens: int = 0  # ... when it has as many tokens
@@ -284,6 +288,7 @@ class FakeEngine:
     submitted: "queue.Queue[Request]" = field(default_factory=queue.Queue)
     at_gate: "queue.Queue[str]" = field(default_factory=queue.Queue)
     aborted: "queue.Queue[str]" = field(default_factory=queue.Queue)
+    prepared: "queue.Queue[tuple[str, str, Detail]]" = field(default_factory=queue.Queue)
     cleared: "queue.Queue[frozenset[CacheTier]]" = field(default_factory=queue.Queue)
     drained: "queue.Queue[float]" = field(default_factory=queue.Queue)
     card: ModelCard = CARD
@@ -395,6 +400,10 @@ class FakeEngine:
                 await asyncio.sleep(0)
             for event in events:
                 yield event
+            if position < 0 and request.reports_progress:
+                for event in _reading(request, events):
+                    await asyncio.sleep(READ_SECONDS)
+                    yield event
         self._seen.append((request.cache_salt, request.prompt))
 
     async def stats(self) -> EngineStats:
@@ -450,6 +459,21 @@ class FakeEngine:
             return Cleared(blocks=0, bytes=0)
         self._seen.clear()
         return Cleared(blocks=20, bytes=655_360)
+
+    async def prepare_image(self, source: str, folder: str, detail: Detail) -> PreparedImage:
+        """Every image has two parts with a marker around them. Its array is what was sent."""
+        self._check_alive()
+        self.prepared.put((source, folder, detail))
+        if self.script.image_refusal is not None:
+            raise self.script.image_refusal
+        if self.card.images is None:
+            raise InvalidImage("the model takes no images")
+        encoded, part = Path(source).read_bytes(), self.card.images.placeholder
+        digest = blake3(encoded + detail.encode()).digest()
+        file = Path(folder) / f"{digest.hex()}.npy"
+        file.write_bytes(encoded)
+        image = Image(digest, ((1, 2),), (1, 2), str(file))
+        return PreparedImage(image, (part - 1, part, part, part - 1))
 
     async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
         self._check_alive()
@@ -561,6 +585,15 @@ class FakeSubmission:
 async def _first(gate: Gate, tasks: TaskGroup) -> None:
     await gate.passed()
     tasks.cancel_scope.cancel()
+
+
+def _reading(request: Request, admissions: Sequence[OutputEvent]) -> Iterator[OutputEvent]:
+    """What is computed of the prompt is read in two parts."""
+    (admission, *_) = (event.admission for event in admissions if event.admission)
+    computed = admission.prompt_tokens - admission.cached_tokens
+    for n_left in (computed // 2, 0):
+        read_tokens = admission.prompt_tokens - n_left
+        yield OutputEvent(request.id, 0, read_tokens=read_tokens)
 
 
 def _next(sequence: Iterator[OutputEvent]) -> list[OutputEvent]:

@@ -31,6 +31,7 @@ from engine.core.step import (
     Verified,
     Verify,
 )
+from engine.values.images import Image, ImageInput
 from engine.values.output import TokenLogprob
 from engine.values.request import Pooling
 from kvstore.ops import (
@@ -50,6 +51,7 @@ from kvstore.ops import (
 from kvstore.pool import BlockPool
 from kvstore.recurrent import RoundedGroup
 from kvstore.slots import Group
+from kvstore.tokens import content_ids
 from kvstore.types import BlockId, SlotId
 from kvstore.window import WindowGroup
 from tests.simulation.model import (
@@ -58,6 +60,7 @@ from tests.simulation.model import (
     fingerprint,
     packed,
     pooled_number,
+    positions_of,
     sample,
     unpacked,
 )
@@ -94,6 +97,9 @@ class BatchRow:
 
     sampling: Sampling
     adapter: str  # its fingerprint
+    images: tuple[Image, ...] = ()
+    names: dict[int, int] = field(default_factory=dict)  # of parts of images, by position
+    is_broken: bool = False  # an image of its could not be encoded
     tables: dict[int | None, dict[int, int]] = field(default_factory=dict)
     position: int = 0
     last_token: int | None = None
@@ -121,6 +127,8 @@ class Flight:
     scores: dict[SequenceId, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     vectors: dict[SequenceId, Vector] = field(default_factory=dict)
     read: list[Parts] = field(default_factory=list)
+    broken: set[SequenceId] = field(default_factory=set)
+    not_encoded: dict[bytes, str] = field(default_factory=dict)
 
     def pool(self, sequence_id: SequenceId, kv: Sequence[int]) -> None:
         self.vectors[sequence_id] = np.array([sum(map(pooled_number, kv))], np.float32)
@@ -132,7 +140,9 @@ class FakeRunner:
     Asserts what a real device could not notice: that no block is written which has another holder.
     `fault` is called whenever a real runner might raise, and may raise: after StorageLost nothing
     is left of what blocks and states held. `op_fault` is called before each op that changes what is
-    cached, and may raise. `row_fault` names rows that fail alone.
+    cached, and may raise. `row_fault` names rows that fail alone, and `image_fault` is whether the
+    next stages of an image cannot be computed. Asserts that features are there where a chunk reads
+    them, and that they take no more bytes than they may.
     """
 
     def __init__(
@@ -145,7 +155,14 @@ class FakeRunner:
         row_fault: Callable[[SequenceId], bool],
         launching: Launching = Launching.AHEAD,
         op_fault: Callable[[], None] = lambda: None,
+        images: ImageInput | None = None,
+        image_fault: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._images = images
+        self._image_fault = image_fault
+        self._stages: dict[bytes, tuple[int, int]] = {}  # of images: tokens, and stages computed
+        self._unencodable = set[bytes]()  # until they are forgotten
+        self.encoded = Counter[bytes]()  # times that an image's last stage was computed
         self._launching = launching
         self._pool = pool
         self._groups = groups
@@ -174,23 +191,45 @@ class FakeRunner:
         return self._states.get(slot, State())
 
     def submit(self, plan: StepPlan) -> None:
-        assert plan.rows or plan.ops, "a step that does nothing"
+        assert plan.rows or plan.ops or plan.encode, "a step that does nothing"
         assert not any(flight.drafts for flight in self._flights), "nobody knows where it goes on"
         self._change_batch(plan)
+        flight = Flight(plan)
+        if self._launching is Launching.AHEAD:  # so that a step that fails may have encoded
+            self._encode(flight)
         self._meet_fault()
         self._execute_all(plan.ops_at(When.FIRST))
         self._states_before.clear()
-        flight = Flight(plan)
-        for row in plan.rows:
+        if self._launching is not Launching.AHEAD:
+            self._encode(flight)
+        rows = self._computable(flight)
+        for row in rows:
             if isinstance(row, Prefill):
                 self._prefill(flight, row)
         if self._launching is Launching.WHEN_IDLE:
             self._meet_fault()  # the launch of a later forward fails: what is before it is computed
         self._execute_all(plan.ops_at(When.AFTER_PREFILLS))
-        for row in plan.rows:
+        for row in rows:
             if isinstance(row, Prefill) and row.pooling is Pooling.LAST:
                 flight.pool(row.sequence_id, self._forward(row.sequence_id, row.tokens[-1:]))
-        for row in plan.rows:
+        self._decode(flight, rows)
+        self._execute_all(plan.ops_at(When.LAST))
+        flight.read = [self._read(read) for read in plan.reads]
+        self._flights.append(flight)
+        assert len(self._flights) <= 2, "more than one step in flight"
+
+    def _computable(self, flight: Flight) -> list[Row]:
+        """The rows whose images are there. The others fail, and so do later rows of theirs."""
+        for row in flight.plan.rows:
+            if isinstance(row, Prefill) and self._lacks_image(row):
+                self._rows[row.sequence_id].is_broken = True
+            if self._rows[row.sequence_id].is_broken:
+                flight.broken.add(row.sequence_id)
+        return [row for row in flight.plan.rows if row.sequence_id not in flight.broken]
+
+    def _decode(self, flight: Flight, rows: Sequence[Row]) -> None:
+        """Compute the last tokens of the rows that sample."""
+        for row in rows:
             if isinstance(row, Prefill) and not row.samples:
                 continue
             batch_row, draft = self._rows[row.sequence_id], tuple[int, ...]()
@@ -205,10 +244,6 @@ class FakeRunner:
             assert batch_row.last_token is not None, "a decode of what has not been sampled"
             tokens = (batch_row.last_token, *draft)
             flight.kv[row.sequence_id] = self._forward(row.sequence_id, tokens)
-        self._execute_all(plan.ops_at(When.LAST))
-        flight.read = [self._read(read) for read in plan.reads]
-        self._flights.append(flight)
-        assert len(self._flights) <= 2, "more than one step in flight"
 
     def launch(self) -> None:
         """All has been computed at submission. If the step fails from here on, it is as if decodes
@@ -233,6 +268,8 @@ class FakeRunner:
             for of_storage in (self._slots, self._windows, self._states, self._states_before):
                 of_storage.clear()
             self._forget_tokens()
+            self._stages.clear()
+            self._unencodable.clear()
             for flight in self._flights:
                 flight.is_lost = True
             raise
@@ -292,11 +329,13 @@ class FakeRunner:
             self._forget_tokens()  # nobody knows which of them were sampled by these steps
             raise
         results = tuple(self._result(flight, row) for row in flight.plan.rows)
-        return StepResult(results, tuple(flight.read))
+        return StepResult(results, tuple(flight.read), not_encoded=flight.not_encoded)
 
     def _result(self, flight: Flight, row: Row) -> RowResult:
         name = row.sequence_id
         tokens = flight.sampled.get(name, ())
+        if name in flight.broken:
+            return Failed("injected: an image")
         if not isinstance(row, Resample):
             n_tokens = len(row.tokens) if isinstance(row, Prefill) else 1
             self.computed_tokens[name] += n_tokens + max(len(tokens) - 1, 0)
@@ -316,11 +355,55 @@ class FakeRunner:
         for entry in plan.enter:
             assert entry.sequence_id not in self._rows, "entered twice"
             sampling = entry.sampling
-            self._rows[entry.sequence_id] = BatchRow(
-                sampling, fingerprint(entry.adapter), output_index=sampling.output_index
+            row = self._rows[entry.sequence_id] = BatchRow(
+                sampling,
+                fingerprint(entry.adapter),
+                entry.images,
+                output_index=sampling.output_index,
             )
+            for image in entry.images:
+                names = content_ids(image.digest, image.n_tokens)
+                row.names |= zip(positions_of(image), names, strict=True)
         for sequence_id, patch in plan.patches:
             self._rows[sequence_id].patch(patch)
+
+    def _encode(self, flight: Flight) -> None:
+        """Forget and encode what the plan says."""
+        for digest in flight.plan.forget:
+            self._stages.pop(digest, None)
+            self._unencodable.discard(digest)
+        for image, first_stage, n_stages in flight.plan.encode:
+            assert self._images is not None
+            digest = image.digest
+            if digest in self._unencodable or self._image_fault():
+                self._unencodable.add(digest)
+                self._stages.pop(digest, None)
+                flight.not_encoded[digest] = "injected"
+                continue
+            _, done = self._stages.get(digest, (0, 0))
+            assert n_stages > 0
+            assert done == first_stage, "stages out of order"
+            done += n_stages
+            assert done <= self._images.n_stages, "more stages than there are"
+            self._stages[digest] = image.n_tokens, done
+            self.encoded[digest] += done == self._images.n_stages
+            n_bytes = sum(n for n, _ in self._stages.values()) * self._images.bytes_per_token
+            assert n_bytes <= self._images.feature_bytes, "features take more than they may"
+
+    def _lacks_image(self, row: Prefill) -> bool:
+        """Whether the chunk has a part of an image that could not be encoded."""
+        end = row.start + len(row.tokens)
+        for image in self._rows[row.sequence_id].images:
+            if image.stop <= row.start or end <= image.start:
+                continue
+            if image.is_whole:
+                assert row.start <= image.start < image.stop <= end, "an image is cut"
+            if image.digest in self._unencodable:
+                return True
+            assert self._images is not None
+            _, done = self._stages.get(image.digest, (0, 0))
+            assert done == self._images.n_stages, "a chunk reads features that are not there"
+        return False
 
     def _prefill(self, flight: Flight, row: Prefill) -> None:
         """Compute all of its tokens, but a last one that is read: it comes with the decodes."""
@@ -410,7 +493,7 @@ class FakeRunner:
         for position, token_id in enumerate(tokens, start=row.position):
             block = BlockId(row.tables[None][position // self._block_size])
             assert self._pool.total_refs(block) == 1, f"block {block} is written and shared"
-            following = chain(kv, token_id, row.adapter)
+            following = chain(kv, row.names.get(position, token_id), row.adapter)
             self._slots[block, position % self._block_size] = kv, following
             kv = following
             values.append(kv)

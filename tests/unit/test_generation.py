@@ -22,6 +22,7 @@ from server.errors import ApiError, ClientDisconnected
 from server.fairness import Budget, Reservation
 from server.generation.choice import AnswerUsage, Choice, Step
 from server.generation.history import Replays
+from server.generation.progress import ProgressBody
 from server.generation.requests import ServedModel
 from server.generation.stream import (
     ENTRIES_AT_ONCE,
@@ -87,6 +88,9 @@ class SilentWriter(StreamWriter):
     media_type = "text/plain"
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
+        return b""
+
+    def progress(self, body: ProgressBody) -> bytes:
         return b""
 
     def keep_alive(self) -> bytes:

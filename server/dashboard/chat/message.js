@@ -2,8 +2,10 @@
 
 import { Markdown } from "../markdown/markdown.js";
 import { Drafted } from "../parts/drafted.js";
-import { count, percent, rate, seconds, whole } from "../parts/format.js";
+import { clock, count, percent, rate, seconds, whole } from "../parts/format.js";
 import { Component, html } from "../parts/html.js";
+
+const SHOWN_AFTER_MS = 2000; // of reading: before, a bar would only flicker
 
 export function Question({ message, siblings, isBusy, onChoose, onEdit }) {
   return html`
@@ -20,6 +22,7 @@ export function Answer({ message, siblings, isBusy, onChoose, onRetry }) {
     <li class="message assistant" data-state=${message.state}>
       ${message.reasoning && html`
         <details class="reasoning"><summary>Reasoning</summary><p>${message.reasoning}</p></details>`}
+      ${message.progress && html`<${Reading} ...${message.progress} />`}
       <${Markdown} key=${message.id} text=${message.text} />
       ${message.calls.map((call) => html`<${Call} key=${call.id} call=${call} />`)}
       ${message.problem && html`<p class="problem" role="alert">${message.problem}</p>`}
@@ -30,6 +33,18 @@ export function Answer({ message, siblings, isBusy, onChoose, onRetry }) {
           <button class="quiet" disabled=${isBusy} onClick=${onRetry}>Retry</button>`}
       </footer>
     </li>`;
+}
+
+/** How much of a long prompt is read, and how long the rest takes at the pace so far. */
+function Reading({ total, cache, processed, time_ms: milliseconds }) {
+  if (milliseconds < SHOWN_AFTER_MS || processed >= total) return null;
+  const left = (milliseconds / 1000) * (total - processed) / (processed - cache);
+  return html`
+    <p class="reading">
+      <progress aria-label="The part of the prompt that is read" max=${total} value=${processed}></progress>
+      <span>reading the prompt: <b>${whole(processed)}</b> of ${count(total, "token")}</span>
+      ${processed > cache && html`<span>${clock(Math.ceil(left))} left</span>`}
+    </p>`;
 }
 
 function Call({ call }) {

@@ -10,6 +10,7 @@ from server.dialects.openai import ChatConversation, TextContent, UsageBody
 from server.dialects.openai_logprobs import ChoiceLogprobs
 from server.errors import UNSUPPORTED
 from server.generation.foreign_fields import Unsupported
+from server.generation.progress import ProgressBody
 from server.generation.request_fields import GenerationRequest, TokenLimit
 from server.json_model import RequestModel
 
@@ -195,4 +196,5 @@ class ChatChunk(TypedDict):
     system_fingerprint: str
     choices: list[ChunkChoice]
     service_tier: NotRequired[ServedTier]  # where the request names one
+    prompt_progress: NotRequired[ProgressBody]  # with return_progress, before the answer begins
     usage: NotRequired[UsageBody | None]  # set, to null or not, only with include_usage

@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias, get_args
 
 from pydantic import BaseModel, Field
 from pydantic_core import to_json
@@ -19,6 +19,7 @@ from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Grew, Opened, Step
 from server.generation.images import with_images
+from server.generation.progress import ProgressBody
 from server.generation.requests import ServedModel, prepare_chat, without_output
 from server.http.stream import EVENT_STREAM, sse_event
 from server.json_model import AnswerType
@@ -122,6 +123,7 @@ class MessageStart(TypedDict):
 
 class Ping(TypedDict):
     type: Literal["ping"]
+    prompt_progress: NotRequired[ProgressBody]  # with return_progress
 
 
 class ContentBlockStart(TypedDict):
@@ -272,6 +274,9 @@ class MessageWriter(StreamWriter):
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         return self._begin() + b"".join(map(_block_event, steps))
+
+    def progress(self, body: ProgressBody) -> bytes:
+        return self._begin() + _event({"type": "ping", "prompt_progress": body})
 
     def keep_alive(self) -> bytes:
         return self._begin() + _PING

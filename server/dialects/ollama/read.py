@@ -191,6 +191,7 @@ def _sampled(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
     fields: Fields = options.model_dump(include=PASSTHROUGH_OPTIONS, exclude_none=True)
     return fields | {
         "stream": body.stream,
+        "return_progress": body.return_progress,
         "cache_salt": body.cache_salt,
         "generate": not body.is_prewarm,
         "repetition_penalty": options.repeat_penalty,

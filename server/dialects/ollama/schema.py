@@ -25,8 +25,10 @@ from server.dialects.thinking_fields import ThinkingFields
 from server.errors import UNSUPPORTED
 from server.generation.conversation import MAX_IMAGES, MAX_MESSAGES
 from server.generation.pooling import MAX_INPUTS
+from server.generation.progress import ProgressBody
 from server.generation.request_fields import (
     MODELS_OWN,
+    RETURN_PROGRESS,
     ModelsTemplate,
     NoSuffix,
     PrewarmRequest,
@@ -128,6 +130,7 @@ class OllamaGenerationRequest(StructuredRequest, ThinkingFields, PrewarmRequest)
     keep_alive: KeepAlive | None = None
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
+    return_progress: bool = Field(False, description=RETURN_PROGRESS)
     cache_salt: str = Field("", max_length=256)
 
     @property
@@ -322,6 +325,7 @@ class OllamaAnswer(TypedDict):
     eval_count: NotRequired[int]
     eval_duration: NotRequired[int]
     logprobs: NotRequired[list[TokenLogprobBody]]
+    prompt_progress: NotRequired[ProgressBody]  # with return_progress, before the answer begins
 
 
 class OllamaChatContent(TypedDict):
