@@ -288,7 +288,6 @@ class FakeEngine:
     submitted: "queue.Queue[Request]" = field(default_factory=queue.Queue)
     at_gate: "queue.Queue[str]" = field(default_factory=queue.Queue)
     aborted: "queue.Queue[str]" = field(default_factory=queue.Queue)
-    prepared: "queue.Queue[tuple[str, str, Detail]]" = field(default_factory=queue.Queue)
     cleared: "queue.Queue[frozenset[CacheTier]]" = field(default_factory=queue.Queue)
     drained: "queue.Queue[float]" = field(default_factory=queue.Queue)
     card: ModelCard = CARD
@@ -333,6 +332,8 @@ class FakeEngine:
         self.prepared.put(data)
         if self.preparing is not None:
             await self.preparing.passed()
+        if self.script.image_refusal is not None:
+            raise self.script.image_refusal
         if not data.startswith(IMAGE):
             raise InvalidImage("it is no image that can be read")
         n_tokens = 1 if detail is Detail.LOW else max(len(data) - len(IMAGE), 1)
@@ -459,21 +460,6 @@ class FakeEngine:
             return Cleared(blocks=0, bytes=0)
         self._seen.clear()
         return Cleared(blocks=20, bytes=655_360)
-
-    async def prepare_image(self, source: str, folder: str, detail: Detail) -> PreparedImage:
-        """Every image has two parts with a marker around them. Its array is what was sent."""
-        self._check_alive()
-        self.prepared.put((source, folder, detail))
-        if self.script.image_refusal is not None:
-            raise self.script.image_refusal
-        if self.card.images is None:
-            raise InvalidImage("the model takes no images")
-        encoded, part = Path(source).read_bytes(), self.card.images.placeholder
-        digest = blake3(encoded + detail.encode()).digest()
-        file = Path(folder) / f"{digest.hex()}.npy"
-        file.write_bytes(encoded)
-        image = Image(digest, ((1, 2),), (1, 2), str(file))
-        return PreparedImage(image, (part - 1, part, part, part - 1))
 
     async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
         self._check_alive()
