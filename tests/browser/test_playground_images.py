@@ -77,7 +77,7 @@ class Sent:
     """The bodies of the chat requests of a page."""
 
     def __init__(self, page: Page) -> None:
-        self.bodies: list[dict[str, Any]] = []
+        self.bodies: list[Any] = []
         page.on("request", self._note)
 
     def _note(self, request: Request) -> None:

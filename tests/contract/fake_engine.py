@@ -58,7 +58,7 @@ from kvstore.slots import GroupStats
 
 END_OF_TEXT = 256
 PLACEHOLDER = 0
-IMAGE = b"image:"
+IMAGE = b"GIF89a"
 DIMENSIONS = 8  # of what is pooled
 VOCAB_SIZE = 257
 
