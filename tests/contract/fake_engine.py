@@ -58,7 +58,7 @@ from kvstore.slots import GroupStats
 
 END_OF_TEXT = 256
 PLACEHOLDER = 0
-IMAGE = b"image:"
+IMAGE = b"GIF89a"
 DIMENSIONS = 8  # of what is pooled
 VOCAB_SIZE = 257
 
@@ -331,6 +331,8 @@ class FakeEngine:
         self.prepared.put(data)
         if self.preparing is not None:
             await self.preparing.passed()
+        if self.script.image_refusal is not None:
+            raise self.script.image_refusal
         if not data.startswith(IMAGE):
             raise InvalidImage("it is no image that can be read")
         n_tokens = 1 if detail is Detail.LOW else max(len(data) - len(IMAGE), 1)
