@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.mlx_backend.loading.loader import named_weights
+from engine.mlx_backend.loading.weights import named_weights
 from measuring.random_checkpoint import CONFIGS, random_model, tiny_tokenizer
 
 Shapes = dict[str, tuple[int, ...]]

@@ -26,7 +26,7 @@ from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.checkpoint import Checkpoint
 from engine.mlx_backend.loading.compiler import Compiler
 from engine.mlx_backend.loading.format_check import check_formats, format_check_bytes
-from engine.mlx_backend.loading.images import image_input
+from engine.mlx_backend.loading.images import image_bytes, image_input
 from engine.mlx_backend.loading.loader import (
     FLOAT32_SHARE,
     LoadedModel,
@@ -117,8 +117,14 @@ class OpenedModel:
             context_tokens=wanted or longest or UNSTATED_TOKENS,
             check_bytes=checked_bytes,
             token_bytes=token_bytes,
+            image_bytes=self._image_bytes(wanted or longest or UNSTATED_TOKENS),
         )
         return plan if wanted else plan.fitting()
+
+    def _image_bytes(self, context_tokens: int) -> int:
+        if (vision := self.loaded.vision) is None:
+            return 0
+        return image_bytes(vision, image_input(vision, self.machine.left_bytes, context_tokens))
 
     def image_input(self, execution: Execution, plan: MemoryPlan) -> ImageInput | None:
         """What the model takes of images; None if it takes none."""
@@ -144,7 +150,7 @@ def open_checkpoint(config: EngineConfig, checkpoint: Path) -> OpenedModel:
         config.kv_format,
         config.state_format,
     )
-    loaded = open_images(loaded, checkpoint)
+    loaded = open_images(loaded, checkpoint, config.step_tokens)
     loaded = replace(loaded, layout=loaded.layout.in_blocks_of(config.block_size))
     choice = _attention_choice(config, loaded, None, lambda line: None)
     draft = open_draft(config, loaded, machine.left_bytes)
@@ -219,7 +225,7 @@ def assemble_opened(
         decode,
         meter,
         draft_runner,
-        loaded.vision and loaded.vision.encoder,
+        None if loaded.vision is None else loaded.vision.encoder,
     )
 
     card = replace(

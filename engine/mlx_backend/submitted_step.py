@@ -265,8 +265,7 @@ class SubmittedStep:
             return Prefilled(own_scores, vector)
 
         return tuple(
-            Failed(NO_IMAGE) if row.sequence_id in self.failed else result(row)
-            for row in self.rows
+            Failed(NO_IMAGE) if row.sequence_id in self.failed else result(row) for row in self.rows
         )
 
 

@@ -28,13 +28,15 @@ from engine.values.images import Image, PreparedImage
 from engine.values.settings import KVFormat
 from tests.offline import Served
 
+STEP_TOKENS = 120
 Logits = npt.NDArray[np.float32]
 Prompt = tuple[list[int], tuple[Image, ...]]
 
 
 def load_with_images(checkpoint: Path, kv_format: KVFormat = KVFormat.AUTO) -> Served:
     """The model of a checkpoint, with its tower, as the daemon loads it."""
-    loaded = open_images(open_model(checkpoint, 1 << 30, kv_format=kv_format), checkpoint)
+    opened = open_model(checkpoint, 1 << 30, kv_format=kv_format)
+    loaded = open_images(opened, checkpoint, STEP_TOKENS)
     return Served(loaded, load_weights(loaded, attentions("auto", loaded), lambda line: None))
 
 
@@ -126,7 +128,9 @@ class WholeModel:
             own.text_config.mm_tokens_per_image = config["mm_tokens_per_image"]
             own.text_config.vocab_size = config["vocab_size"]
         self._model: Module = package.Model(own)
-        weights = dict(mx.load(str(scene.checkpoint / "model.safetensors")).items())
+        tensors = mx.load(str(scene.checkpoint / "model.safetensors"))
+        assert isinstance(tensors, dict)
+        weights = dict(tensors)
         if family == "kimi_vl":
             weights = _with_joint_projections(weights)
         for part in (self._model, self._model.vision_tower, self._model.language_model):
@@ -219,7 +223,8 @@ def _compute_spliced(model: Module, tokens: list[int], images: Sequence[Image]) 
     found = [_embedded(model, image).inputs_embeds[0] for image in images]
     embeddings = _spliced(embeddings, images, found)
     cache = language.make_cache() if hasattr(language, "make_cache") else None
-    return language(mx.array([tokens]), inputs_embeds=embeddings, cache=cache).logits
+    logits: mx.array = language(mx.array([tokens]), inputs_embeds=embeddings, cache=cache).logits
+    return logits
 
 
 def _compute_qwen(model: Module, tokens: list[int], images: Sequence[Image]) -> mx.array:
@@ -244,7 +249,8 @@ def _compute_qwen(model: Module, tokens: list[int], images: Sequence[Image]) -> 
         more["visual_pos_masks"] = mx.array(at)
         more["deepstack_visual_embeds"] = [mx.concatenate(list(each)) for each in layers]
     cache = language.make_cache() if hasattr(language, "make_cache") else None
-    return language(ids, inputs_embeds=embeddings, cache=cache, **more).logits
+    logits: mx.array = language(ids, inputs_embeds=embeddings, cache=cache, **more).logits
+    return logits
 
 
 class _TwoWay:
@@ -279,7 +285,8 @@ def _compute_gemma3(model: Module, tokens: list[int], images: Sequence[Image]) -
         _TwoWay(each, images, None if index % pattern == pattern - 1 else window)
         for index, each in enumerate(language.make_cache())
     ]
-    return language(ids, inputs_embeds=embeddings, cache=cache).logits
+    logits: mx.array = language(ids, inputs_embeds=embeddings, cache=cache).logits
+    return logits
 
 
 def _compute_gemma4(model: Module, tokens: list[int], images: Sequence[Image]) -> mx.array:
@@ -298,7 +305,10 @@ def _compute_gemma4(model: Module, tokens: list[int], images: Sequence[Image]) -
         for layer, each in zip(language.model.layers, language.make_cache(), strict=False)
     ]
     per_layer = language.model.get_per_layer_inputs(mx.array(text[None]))
-    return language(ids, inputs_embeds=embeddings, cache=cache, per_layer_inputs=per_layer).logits
+    logits: mx.array = language(
+        ids, inputs_embeds=embeddings, cache=cache, per_layer_inputs=per_layer
+    ).logits
+    return logits
 
 
 _COMPUTE: Mapping[str, Callable[[Module, list[int], Sequence[Image]], mx.array]] = {

@@ -14,14 +14,14 @@ from engine.values.output import TokenLogprob
 from engine.values.request import Request, SamplingParams
 from engine.values.tokens import pack
 from tests.golden.driving import random_tokens
-from tests.golden.imaging import Prompt, Scene, WholeModel, load_with_images
+from tests.golden.imaging import STEP_TOKENS, Prompt, Scene, WholeModel, load_with_images
 from tests.offline import OfflineDaemon, Room, Served
 from tests.vision_checkpoints import VISION_FAMILIES, write_vision_checkpoint
 
 pytest.importorskip("mlx_vlm", reason="the packages for images are not installed")
 
 FAST = ("qwen3_vl", "pixtral", "gemma3")
-ROOM = Room(n_blocks=128, block_size=8, max_running=8, step_tokens=120)
+ROOM = Room(n_blocks=128, block_size=8, max_running=8, step_tokens=STEP_TOKENS)
 GREEDY = SamplingParams(temperature=0, top_logprobs=5)
 N_TOKENS = 8
 

@@ -12,10 +12,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from engine.api import ModelError, one_line
+from engine.core.images import whole_images_problem
 from engine.core.step import Encode
 from engine.images.layout import ImageLayout, image_layout
 from engine.mlx_backend.kv.layout import RUN_ERRORS, Layout
@@ -27,7 +27,7 @@ from engine.mlx_backend.loading.selfcheck import (
     logits_through_storage,
     tolerance,
 )
-from engine.mlx_backend.loading.weights import to_float32
+from engine.mlx_backend.loading.weights import named_weights, to_float32
 from engine.mlx_backend.model.batching import ForwardBatch
 from engine.mlx_backend.model.cached_model import Execution
 from engine.mlx_backend.model.images import ImageInputs, install_image_inputs
@@ -40,8 +40,11 @@ from engine.values.images import Image, ImageInput
 from engine.values.settings import KVFormat
 
 _IMAGE_SHARE, _FEATURE_SHARE = 8, 32
-"""The tower may take an eighth of the memory to encode an image, and features a 32nd to be kept."""
+"""The tower may take an eighth of the memory to encode an image, and features a 32nd to be kept.
+Images that would take more are refused, where images have any size.
+"""
 
+_LEAST_TOKENS = 64  # of the largest image, however little memory there is
 _LEAST_FEATURE_BYTES, _MOST_FEATURE_BYTES = 16 << 20, 1 << 30
 
 
@@ -54,7 +57,7 @@ class Vision:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(array.nbytes for _, array in tree_flatten(self.encoder.tower.parameters()))
+        return sum(array.nbytes for array in named_weights(self.encoder.tower).values())
 
     def inputs(self) -> ImageInputs:
         """What the text model is given of images."""
@@ -62,9 +65,10 @@ class Vision:
         return ImageInputs(self.encoder.features, tower.axes, tower.text_id, tower.windows_only)
 
 
-def open_vision(checkpoint: Path) -> Vision | None:
-    """The vision tower of a checkpoint, whose weights stay to be read; None where there is none.
-    Raises NoVision where it has one that cannot be used. On a CPU it is in float32.
+def open_vision(checkpoint: Path, step_tokens: int, *, has_states: bool) -> Vision | None:
+    """The vision tower of a checkpoint, whose weights stay to be read; None where there is none. On
+    a CPU it is in float32. Raises NoVision where it has one that cannot be used, with steps of
+    `step_tokens`, in a model that `has_states` or not.
     """
     try:
         tower = open_tower(sorted(checkpoint.glob(WEIGHTS)), Checkpoint(checkpoint).config)
@@ -73,6 +77,10 @@ def open_vision(checkpoint: Path) -> Vision | None:
         raise NoVision(str(error)) from error
     if tower is None or layout is None:
         return None
+    if layout.is_whole and (
+        problem := whole_images_problem(layout.max_tokens, step_tokens, has_states=has_states)
+    ):
+        raise NoVision(problem)
     if mx.default_device() == mx.cpu:
         to_float32(tower)
     return Vision(ImageEncoder(tower), layout)
@@ -80,7 +88,7 @@ def open_vision(checkpoint: Path) -> Vision | None:
 
 def read_vision(vision: Vision) -> None:
     """Read the tower's weights."""
-    mx.eval(vision.encoder.tower.parameters())
+    mx.eval(named_weights(vision.encoder.tower))
 
 
 def with_images(
@@ -191,9 +199,8 @@ def image_input(vision: Vision, memory_bytes: int, context_tokens: int) -> Image
         return n_tokens * token_bytes + workspace_bytes(vision, n_tokens) <= most_bytes
 
     max_tokens = min(vision.layout.max_tokens, context_tokens)
-    if not fits(max_tokens):
-        steps = range(max_tokens)
-        max_tokens = max((n for n in steps if n & (n - 1) == 0 and fits(n)), default=1)
+    while not (vision.layout.is_whole or fits(max_tokens)) and max_tokens > _LEAST_TOKENS:
+        max_tokens = max(max_tokens * 3 // 4, _LEAST_TOKENS)
     kept = min(max(memory_bytes // _FEATURE_SHARE, _LEAST_FEATURE_BYTES), _MOST_FEATURE_BYTES)
     return ImageInput(
         placeholder=vision.layout.placeholder,
@@ -203,6 +210,11 @@ def image_input(vision: Vision, memory_bytes: int, context_tokens: int) -> Image
         bytes_per_token=token_bytes,
         feature_bytes=max(kept, max_tokens * token_bytes),
     )
+
+
+def image_bytes(vision: Vision, images: ImageInput) -> int:
+    """What kept features and the encoding of the largest image take."""
+    return images.feature_bytes + workspace_bytes(vision, images.max_tokens)
 
 
 _HIDDEN_ARRAYS, _SCORE_ARRAYS, _SCORE_BYTES = 24, 2, 4

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_unflatten
 from mlx_lm import utils
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -31,6 +31,7 @@ from engine.mlx_backend.loading.selfcheck import find_execution
 from engine.mlx_backend.loading.weights import (
     OriginalLayers,
     gpu_only,
+    named_weights,
     own_arrays,
     to_float32,
 )
@@ -71,14 +72,15 @@ class LoadedModel:
     images_refused: str = ""  # why its vision tower cannot be loaded; "" where it is, or has none
 
 
-def open_images(loaded: LoadedModel, checkpoint: Path) -> LoadedModel:
+def open_images(loaded: LoadedModel, checkpoint: Path, step_tokens: int) -> LoadedModel:
     """The model with the vision tower of its checkpoint, if it generates. A tower that cannot be
-    loaded is left out, and the reason stated.
+    used, with steps of `step_tokens`, is left out, and the reason stated.
     """
     if not loaded.purpose.generates:
         return loaded
     try:
-        vision = open_vision(checkpoint)
+        has_states = bool(loaded.layout.states)
+        vision = open_vision(checkpoint, step_tokens, has_states=has_states)
     except NoVision as reason:
         return replace(loaded, images_refused=str(reason))
     if vision is None:
@@ -205,11 +207,6 @@ def read_weights(loaded: LoadedModel, report: Report) -> None:
         read_vision(loaded.vision)
     loaded.original.close()
     report(f"weights: {total}")
-
-
-def named_weights(model: Module) -> dict[str, mx.array]:
-    """Every parameter of a model, by its dotted path."""
-    return dict(tree_flatten(model.parameters()))
 
 
 def _weight_bytes(model: Module) -> int:

@@ -166,8 +166,9 @@ class ImageInputs:
         all axes are equal.
         """
         if self._placed is None or self._placed.axes is None or self._axes is None:
-            rotated_plainly: mx.array = rope(x, offset=offset)
-            return rotated_plainly
+            call: Any = rope  # which also takes an array of positions
+            plain: mx.array = call(x, offset=offset)
+            return plain
         key = rope.dims, rope.base, rope.scale
         if key not in self._placed.tables:
             positions = self._placed.axes[mx.array(self._axes.axis_of)].transpose(1, 2, 0)
@@ -182,7 +183,7 @@ class _AxesRope(Module):
     """A rotary embedding that takes a position for each axis where a forward has images."""
 
     def __init__(self, rope: RoPE, inputs: ImageInputs) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._rope, self._inputs = rope, inputs
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:

@@ -67,7 +67,7 @@ class SequenceImages:
         self.wholes = [(image.start, image.stop) for image in images if image.is_whole]
         stop = images[-1].stop if merge is not None else 0
         self._axes: Positions = np.zeros((3, stop), np.int32)
-        self._after = 0  # the rotary position of the token after the last image
+        self._after: int = 0  # the rotary position of the token after the last image
         if merge is None:
             return
         at = 0
@@ -86,7 +86,7 @@ class SequenceImages:
         stop = self._axes.shape[1]
         if position < stop:
             return int(self._axes[0, position]) - position
-        return self._after - stop
+        return int(self._after - stop)
 
     def axes(self, start: int, n_tokens: int) -> Positions:
         """The positions of tokens on each axis, `[3, tokens]`."""

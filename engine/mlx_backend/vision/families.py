@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import mlx.core as mx
-from mlx import nn
+from mlx.nn.layers.activations import gelu
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 
 from engine.mlx_backend.model.images import Axes, Features
 from engine.mlx_backend.vision.modules import NoVision, vision_modules
@@ -36,7 +38,7 @@ class Tower(Module):
     n_added: int = 0
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         modules = vision_modules(self.family)
         vision = self.vision_fields(config["vision_config"])
         self._config = modules.config.VisionConfig.from_dict(vision)
@@ -124,12 +126,12 @@ class LlavaProjector(Module):
     """Two layers."""
 
     def __init__(self, n_in: int, n_out: int, bias: bool) -> None:
-        super().__init__()
-        self.linear_1 = nn.Linear(n_in, n_out, bias=bias)
-        self.linear_2 = nn.Linear(n_out, n_out, bias=bias)
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.linear_1 = Linear(n_in, n_out, bias=bias)
+        self.linear_2 = Linear(n_out, n_out, bias=bias)
 
     def __call__(self, x: mx.array) -> mx.array:
-        projected: mx.array = self.linear_2(nn.gelu(self.linear_1(x)))
+        projected: mx.array = self.linear_2(gelu(self.linear_1(x)))
         return projected
 
 
@@ -180,9 +182,9 @@ class PatchMerger(Module):
     """Merges squares of patches."""
 
     def __init__(self, hidden: int, merge: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.merge = merge
-        self.merging_layer = nn.Linear(hidden * merge**2, hidden, bias=False)
+        self.merging_layer = Linear(hidden * merge**2, hidden, bias=False)
 
     def __call__(self, x: mx.array, grid: Grid) -> mx.array:
         rows, columns = (side // self.merge for side in grid)
@@ -196,7 +198,7 @@ class Mistral3Projector(LlavaProjector):
 
     def __init__(self, n_in: int, n_out: int, bias: bool, merge: int, eps: float) -> None:
         super().__init__(n_in, n_out, bias)
-        self.norm = nn.RMSNorm(n_in, eps=eps)
+        self.norm = RMSNorm(n_in, eps=eps)
         self.patch_merger = PatchMerger(n_in, merge)
 
 
@@ -221,10 +223,10 @@ class Gemma3Projector(Module):
     """Averages squares of patches, and projects them."""
 
     def __init__(self, n_in: int, n_out: int, eps: float) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._eps = eps
         self.mm_input_projection_weight = mx.zeros((n_in, n_out))
-        self.mm_soft_emb_norm = nn.RMSNorm(n_in, eps)
+        self.mm_soft_emb_norm = RMSNorm(n_in, eps)
 
     def __call__(self, x: mx.array) -> mx.array:
         normed = mx.fast.rms_norm(x, 1.0 + self.mm_soft_emb_norm.weight, self._eps)
@@ -269,9 +271,9 @@ class Gemma4Embedder(Module):
     """Projects normed features."""
 
     def __init__(self, n_in: int, n_out: int, eps: float) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._eps = eps
-        self.embedding_projection = nn.Linear(n_in, n_out, bias=False)
+        self.embedding_projection = Linear(n_in, n_out, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
         wide = x.astype(mx.float32)
@@ -313,14 +315,14 @@ class KimiProjector(Module):
     """Norms patches, and projects squares of them."""
 
     def __init__(self, n_in: int, n_merged: int, n_out: int) -> None:
-        super().__init__()
-        self.pre_norm = nn.LayerNorm(n_in, eps=1e-5)
-        self.linear_1 = nn.Linear(n_merged, n_merged)
-        self.linear_2 = nn.Linear(n_merged, n_out)
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pre_norm = LayerNorm(n_in, eps=1e-5)
+        self.linear_1 = Linear(n_merged, n_merged)
+        self.linear_2 = Linear(n_merged, n_out)
 
     def __call__(self, x: mx.array) -> mx.array:
         merged = self.pre_norm(x).reshape(x.shape[0], -1)
-        projected: mx.array = self.linear_2(nn.gelu(self.linear_1(merged)))
+        projected: mx.array = self.linear_2(gelu(self.linear_1(merged)))
         return projected
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx import nn
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
 from engine.core.step import Encode
@@ -53,7 +53,9 @@ def _weights(files: Iterable[Path], tower: Tower) -> dict[str, mx.array]:
     """The weights of the tower and its projector, by the names of the modules."""
     found = dict[str, mx.array]()
     for file in files:
-        for name, array in mx.load(str(file)).items():  # lazily
+        tensors = mx.load(str(file))  # lazily
+        assert isinstance(tensors, dict), "safetensors are named"
+        for name, array in tensors.items():
             own = name.removeprefix("model.")
             for old, new in _OLD_NAMES.items():
                 if own.startswith(old):
@@ -83,7 +85,7 @@ def _quantize(tower: Tower, weights: Mapping[str, mx.array], config: Mapping[str
     if any(name.endswith(".scales") for name in weights):
         keys = {"group_size", "bits", "mode"} & quantization.keys()
         shared = {key: quantization[key] for key in keys}
-        nn.quantize(tower, **shared, class_predicate=settings)
+        quantize(tower, **shared, class_predicate=settings)
 
 
 class _Encoding:
@@ -198,6 +200,7 @@ class ImageEncoder:
 
 def _dtype(tower: Tower) -> mx.Dtype:
     """The type that the tower computes in."""
-    parameters = dict(tree_flatten(tower.parameters()))
-    floats = [each.dtype for each in parameters.values() if mx.issubdtype(each.dtype, mx.floating)]
-    return max(floats, key=floats.count)
+    module: Any = tower
+    arrays: dict[str, mx.array] = dict(tree_flatten(module.parameters()))
+    types = [array.dtype for array in arrays.values()]
+    return max((of for of in types if mx.issubdtype(of, mx.floating)), key=types.count)
