@@ -39,7 +39,7 @@ def test_models(client: StrictClient, http: httpx.Client) -> None:
     assert set(http.get("/v1/models").json()["data"][0]) == {
         *("id", "object", "created", "owned_by", "sampling_defaults", "max_model_len"),
         *("root", "parent", "tasks", "tools", "tool_format", "template_traits", "state"),
-        "kv_format",
+        *("kv_format", "images"),
         *("type", "display_name", "created_at", "lifecycle", "max_input_tokens", "max_tokens"),
         *facts_of(ModelCard, Place.MODELS),
     }

@@ -69,6 +69,7 @@ REQUEST = Request(
     ),
     thinking_budget=ThinkingBudget(10, (1,), (2,)),
 )
+IMAGE = Image(bytes(range(200, 232)), ((1, 2),), (1, 2, 4), "/a/c.npy")
 CONFIG = EngineConfig("model", disk=DiskCacheConfig(Path("/tmp/cache"), 1 << 30))
 EXAMPLES: Sequence[tuple[str, tuple[object, ...], object]] = (
     ("load", (CONFIG, logging.INFO), CARD),
@@ -77,7 +78,8 @@ EXAMPLES: Sequence[tuple[str, tuple[object, ...], object]] = (
     ("check", (REQUEST,), None),
     ("stats", (), STATS),
     ("clear_cache", ("name", frozenset({CacheTier.DISK})), Cleared(3, 4)),
-    ("probe", (pack((1, 2)), "salt", "adapter"), Probed(2, ("ab",))),
+    ("prepare_image", ("/a/b", "/a", Detail.LOW), PreparedImage(IMAGE, (7, 9, 9, 8))),
+    ("probe", (pack((1, 2)), "salt", "adapter", (IMAGE,)), Probed(2, ("ab",))),
     ("requests", (), (RequestInfo("a", 0, WaitReason.SLOTS, 1, 2, 3, 4, 5, 6),)),
     ("tree", (7,), PICTURE),
     (
