@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.values.images import Detail, PreparedImage
+from engine.values.images import Detail, Image, PreparedImage
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import OutputEvent
 from engine.values.request import Request
@@ -168,7 +168,13 @@ class Engine(Protocol):
         """
         ...
 
-    async def probe(self, prompt: PackedTokens, cache_salt: str, adapter: str) -> Probed:
+    async def probe(
+        self,
+        prompt: PackedTokens,
+        cache_salt: str,
+        adapter: str,
+        images: tuple[Image, ...] = (),
+    ) -> Probed:
         """The number of tokens of this prompt that are cached now. Changes nothing."""
         ...
 

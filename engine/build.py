@@ -187,4 +187,5 @@ def _open_publisher(
 
     names = {adapter: name for name, adapter in backend.card.adapters.items()}
     n_blocks = backend.sizes.n_blocks
-    return KVEventPublisher(events, tree, config.block_size, names, n_blocks, inbox.post)
+    part = None if backend.card.images is None else backend.card.images.part_id
+    return KVEventPublisher(events, tree, config.block_size, names, n_blocks, inbox.post, part)

@@ -29,7 +29,7 @@ from engine.grammar.phases import (
 )
 from engine.grammar.state import GrammarPlan
 from engine.images.queue import ImageQueue
-from engine.values.images import Detail, PreparedImage
+from engine.values.images import Detail, Image, PreparedImage
 from engine.values.model import ModelCard
 from engine.values.request import Grammar, Request
 from engine.values.stats import (
@@ -195,10 +195,16 @@ class EngineThread:
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
         return await self._feed.node(node_id, most_tokens)
 
-    async def probe(self, prompt: PackedTokens, cache_salt: str, adapter: str) -> Probed:
+    async def probe(
+        self,
+        prompt: PackedTokens,
+        cache_salt: str,
+        adapter: str,
+        images: tuple[Image, ...] = (),
+    ) -> Probed:
         scheduler = self._loop.scheduler
         namespace, store = scheduler.namespaces.of(cache_salt, adapter), scheduler.store
-        tokens = cache_tokens(prompt)
+        tokens = cache_tokens(prompt, images)
         cached_tokens = await self._call(partial(store.probe, namespace, tokens))
         cached = tokens.packed(0, cached_tokens)
         digests = await asyncio.to_thread(block_digests, namespace, cached, store.block_size)
@@ -220,7 +226,7 @@ class EngineThread:
         """
         self._draining = True
         if self._parts.images is not None:
-            self._parts.images.close()
+            await self._parts.images.close()
         disk = self._loop.scheduler.disk
         patience_seconds = (
             timeout_seconds + DRAIN_GRACE_SECONDS + (disk.shutdown_seconds if disk else 0)

@@ -188,8 +188,8 @@ class DraftPolicy:
             start = lease.planned_tokens - 1
             if self._store.plan_draft(lease, n_tokens) is None:
                 sequence.draft_source = draft.source
-                [token] = sequence.token_ids(start, start + 1)
-                step.verify(index, Verify(sequence.id, start, token, draft.tokens[:n_tokens]))
+                token, tokens = sequence.tokens[start], draft.tokens[:n_tokens]  # never an image
+                step.verify(index, Verify(sequence.id, start, token, tokens))
 
     def _attempt_due(self, drafting: Sequence[tuple[LiveSequence, Proposer]]) -> None:
         """Make drafts for the sequences that have none, as many as the step may still have. The

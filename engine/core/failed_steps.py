@@ -68,7 +68,8 @@ class FailedSteps:
             self._disk.fail(step.plan.number)
         if self._drafts is not None and self._drafts.model is not None:
             self._drafts.model.fail(step)
-        return [planned.sequence for planned in step.rows if planned.is_current]
+        rowless = [sequence for sequence, lease in step.rowless if sequence.lease is lease]
+        return [planned.sequence for planned in step.rows if planned.is_current] + rowless
 
     def _send_back(self, sequence: LiveSequence) -> None:
         """Preempt a sequence whose KV is undefined, or end it if it is being aborted."""

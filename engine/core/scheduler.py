@@ -87,6 +87,7 @@ class Scheduler:
         self.failures: dict[LiveSequence, BaseException] = {}  # of sequences to be ended
         self._numbers = count(1)  # of steps
         self._had_turns = False  # whether clients had turns in the latest step
+        self._rowless: list[tuple[LiveSequence, Lease]] = []  # admitted since ops were last taken
         self.pins: Final = Pins(store)
         self._commit = Commit(store, self.sequences, self._admission, metrics, drafts, self.pins)
         self.failed_steps: Final = FailedSteps(
@@ -215,6 +216,7 @@ class Scheduler:
             step.plan.forget = self.images.take_forgotten()
         step.plan.rows = [planned.row for planned in step.rows]
         step.plan.ops = self.store.take_ops()
+        step.rowless, self._rowless = self._rowless, []
         step.plan.leave, self.sequences.leaving = self.sequences.leaving, []
         return step
 
@@ -367,6 +369,8 @@ class Scheduler:
             self._commit.admitted(sequence)
         # The admission may have queued copies, which this step carries out.
         self._add_prefill(sequence, max(step.allow(sequence), 1), step)
+        if sequence.pending is None:
+            self._rowless.append((sequence, lease))
         return True
 
     def _add_prefill(self, sequence: LiveSequence, n_tokens: int, step: Step) -> bool:

@@ -400,6 +400,9 @@ class Step:
     budget: StepBudget
     budget_tokens: int  # that may still be planned
     rows: list[PlannedRow] = field(default_factory=list)
+    # Sequences that wait for an image, and the leases with which they were admitted: ops of this
+    # step are for these leases.
+    rowless: Sequence[tuple[LiveSequence, Lease]] = ()
     preempted: list[LiveSequence] = field(default_factory=list)
     n_drafts: int = 0  # rows that verify a draft
     is_reading: bool = False  # blocks are read to be written to disk

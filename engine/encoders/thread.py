@@ -22,7 +22,7 @@ from engine.core.metrics import HIT_WINDOWS_SECONDS, QueuePace
 from engine.core.request import validate
 from engine.core.step import Limits
 from engine.encoders.queue import TextQueue, WaitingText
-from engine.values.images import Detail, PreparedImage
+from engine.values.images import Detail, Image, PreparedImage
 from engine.values.model import ModelCard
 from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Request, WaitReason
@@ -244,7 +244,13 @@ class EncoderThread:
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
         return None
 
-    async def probe(self, prompt: PackedTokens, cache_salt: str, adapter: str) -> Probed:
+    async def probe(
+        self,
+        prompt: PackedTokens,
+        cache_salt: str,
+        adapter: str,
+        images: tuple[Image, ...] = (),
+    ) -> Probed:
         return Probed(0, ())
 
     async def requests(self) -> tuple[RequestInfo, ...]:

@@ -20,6 +20,9 @@ from engine.values.images import Image, PreparedImage
 MAX_ASPECT_RATIO = 200
 """Qwen's processor refuses images that are longer."""
 
+MAX_KIMI_PATCHES = 511
+"""Of a side, which Kimi-VL's processor takes."""
+
 Settings = Mapping[str, Any]
 """The settings of an image processor, by the names that transformers gives them."""
 
@@ -149,7 +152,7 @@ class CheckpointImages:
         }
         try:
             return make[self.family]()
-        except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ModelError(
                 f"the checkpoint's files do not say how images are prepared: {one_line(error)}"
             ) from error
@@ -223,9 +226,10 @@ class CheckpointImages:
         merge = int((self.settings.get("merge_kernel_size") or [2])[0])
         limit = int(self.settings.get("in_token_limit", 4096))
         # Of an image within the limit, which counts whole patches; then its sides are rounded up.
+        longest = MAX_KIMI_PATCHES // merge
         n_tokens = max(
-            (rows // merge + 1) * (min(limit // max(rows, 1), 511) // merge + 1)
-            for rows in range(512)
+            min(rows // merge + 1, longest) * min(limit // max(rows, 1) // merge + 1, longest)
+            for rows in range(MAX_KIMI_PATCHES + 1)
         )
         token = int(_first(self.config, "media_placeholder_token_id", "image_token_index"))
         return ImageLayout(token, token, merge, n_tokens)

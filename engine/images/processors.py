@@ -18,7 +18,7 @@ from PIL import Image
 
 from engine.api import one_line
 from engine.images.decode import UnreadableImage
-from engine.images.layout import CheckpointImages, ImageFamily, Settings
+from engine.images.layout import MAX_KIMI_PATCHES, CheckpointImages, ImageFamily, Settings
 from engine.values.images import Detail
 
 LOW_EDGE = 512
@@ -167,8 +167,8 @@ def kimi_pixels(settings: Settings, image: Image.Image, detail: Detail) -> Pixel
     columns, rows = image.size[0] // side, image.size[1] // side
     if not columns or not rows:
         raise ValueError(f"each side needs {merge} pixels")
-    if max(columns, rows) >= 512:
-        raise ValueError(f"a side may have {511 * side:,} pixels")
+    if max(columns, rows) > MAX_KIMI_PATCHES:
+        raise ValueError(f"a side may have {MAX_KIMI_PATCHES * side:,} pixels")
     mean = np.array(settings.get("image_mean", _CLIP_MEAN), np.float32).reshape(3, 1, 1)
     std = np.array(settings.get("image_std", _CLIP_STD), np.float32).reshape(3, 1, 1)
     array = np.asarray(image).astype(np.float32) / np.float32(255.0)

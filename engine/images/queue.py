@@ -214,17 +214,17 @@ class ImageQueue:
         digest, grid = found
         return self._layout.prepared(digest, grid, str(Path(folder) / array_file(digest)))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the processes. Callers get EngineStopped."""
         self._is_closed = True
-        if self._ending is not None:
-            self._ending.cancel()
-        for task in tuple(self._tasks):
-            task.cancel()
         for waiting in tuple(self._jobs.values()):
             self._finish(waiting, EngineStopped("the engine has stopped"))
         self._waiting.clear()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._end_idle()
+        await asyncio.gather(*self._kills)
 
     async def _joined(self, key: Key, job: PrepareJob) -> Result:
         """The result of a job, perhaps of one that another caller waits for."""
@@ -238,8 +238,10 @@ class ImageQueue:
                 )
             result = asyncio.get_running_loop().create_future()
             waiting = self._jobs[key] = _Waiting(key, job, result)
-            self._waiting.append(waiting)
-            self._dispatch()
+            if len(self._tasks) < self._n_processes:
+                self._tasks.add(asyncio.get_running_loop().create_task(self._work(waiting)))
+            else:
+                self._waiting.append(waiting)
         waiting.n_callers += 1
         try:
             return await asyncio.shield(waiting.result)
@@ -249,33 +251,29 @@ class ImageQueue:
                 self._waiting.remove(waiting)
                 del self._jobs[key]
 
-    def _dispatch(self) -> None:
-        if self._ending is not None:
-            self._ending.cancel()
-            self._ending = None
-        if len(self._tasks) < self._n_processes:
-            task = asyncio.get_running_loop().create_task(self._work())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _work(self) -> None:
-        """Prepare images until none waits."""
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            began = asyncio.get_running_loop().time()
+    async def _work(self, waiting: _Waiting) -> None:
+        """Prepare an image, and then others until none waits."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
             try:
-                outcome = await self._outcome(waiting.job)
+                outcome: Result | Exception = await self._outcome(waiting.job)
             except (InvalidImage, ImagesBusy) as error:
-                self._finish(waiting, error)
+                outcome = error
             except Exception as error:
                 logger.exception("an image could not be prepared")
-                self._finish(waiting, error)
-            else:
-                self._finish(waiting, outcome)
-            seconds = asyncio.get_running_loop().time() - began
-            self._seconds_each += 0.2 * (seconds - self._seconds_each)
-        loop = asyncio.get_running_loop()
-        self._ending = self._ending or loop.call_later(IDLE_SECONDS, self._end_idle)
+                outcome = error
+            self._finish(waiting, outcome)
+            self._seconds_each += 0.2 * (loop.time() - began - self._seconds_each)
+            if not self._waiting:
+                break
+            waiting = self._waiting.popleft()
+        if self._ending is not None:
+            self._ending.cancel()
+        self._ending = loop.call_later(IDLE_SECONDS, self._end_idle)
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.discard(task)  # at once: the next image begins another
 
     def _finish(self, waiting: _Waiting, outcome: Result | Exception) -> None:
         self._jobs.pop(waiting.key, None)
@@ -288,7 +286,9 @@ class ImageQueue:
             waiting.result.set_result(outcome)
 
     def _end_idle(self) -> None:
-        self._ending = None
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
         for process in self._idle:
             task = asyncio.get_running_loop().create_task(process.kill())
             self._kills.add(task)
@@ -311,7 +311,9 @@ class ImageQueue:
                     raise _refused(f"decoding it takes over {self._image_seconds:g} s") from error
                 if isinstance(error, MemoryError):
                     raise _refused("it takes too much memory to decode") from error
-                if not isinstance(error, EOFError | OSError | ProtocolError):
+                if isinstance(error, ProtocolError):
+                    raise _refused("the process that decodes it sends nonsense") from error
+                if not isinstance(error, EOFError | OSError):
                     raise
                 logger.warning("a process that decodes images was lost: %s", ending(code))
                 if code != -signal.SIGKILL:

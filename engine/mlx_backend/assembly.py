@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from engine.api import ModelError, Report, one_line
 from engine.core.step import Backend, DraftStorage
+from engine.images.packages import describe_packages
 from engine.mlx_backend import host
 from engine.mlx_backend.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
@@ -389,6 +390,7 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
         advice=blas.advice,
         mlx_version=metadata.version("mlx"),
         mlx_lm_version=metadata.version("mlx-lm"),
+        images=describe_packages(),
     )
     try:
         checkpoint = find_checkpoint(config.model, download=False)

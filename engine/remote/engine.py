@@ -24,7 +24,7 @@ from engine.process.child import ChildProcess
 from engine.remote.calls import Calls
 from engine.remote.connection import Connection
 from engine.remote.wire import Call, P, R
-from engine.values.images import Detail, PreparedImage
+from engine.values.images import Detail, Image, PreparedImage
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import RefusalReason, Request
@@ -301,8 +301,14 @@ class RemoteEngine:
     ) -> Cleared:
         return await self.connection.call(Calls.clear_cache, namespace_id, tiers)
 
-    async def probe(self, prompt: PackedTokens, cache_salt: str, adapter: str) -> Probed:
-        return await self.connection.call(Calls.probe, prompt, cache_salt, adapter)
+    async def probe(
+        self,
+        prompt: PackedTokens,
+        cache_salt: str,
+        adapter: str,
+        images: tuple[Image, ...] = (),
+    ) -> Probed:
+        return await self.connection.call(Calls.probe, prompt, cache_salt, adapter, images)
 
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
         return await self.connection.call(Calls.node, node_id, most_tokens)

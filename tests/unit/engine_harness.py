@@ -111,6 +111,7 @@ class Harness:
         shared_tokens: int | None = None,
         is_background: bool = False,
         pin: bool = False,
+        reports_progress: bool = False,
     ) -> str:
         request = Request(
             id=f"request-{next(self._ids)}",
@@ -127,6 +128,7 @@ class Harness:
             shared_tokens=shared_tokens,
             is_background=is_background,
             pin=pin,
+            reports_progress=reports_progress,
         )
         self.scheduler.add(self.scheduler.prepare(request))
         return request.id

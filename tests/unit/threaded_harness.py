@@ -11,6 +11,7 @@ from engine.core.step import StepMasks, StepPlan, StepResult
 from engine.grammar.answers import Trials
 from engine.grammar.pool import GrammarPool
 from engine.grammar.process import GrammarProcess, GrammarProcesses
+from engine.images.queue import ImageQueue
 from engine.thread import EngineParts
 from engine.values.model import ModelCard
 from engine.values.output import OutputEvent
@@ -114,6 +115,7 @@ class Parts:
 
     inbox: Inbox
     loop: EngineLoop
+    images: ImageQueue | None = None
 
     def __init__(self, **limits: int) -> None:
         self.now = 0.0
@@ -133,6 +135,7 @@ class Parts:
             memory=lambda: NO_MEMORY,
             decode=lambda: NO_DECODE,
             release_thread=lambda: None,
+            images=self.images,
         )
 
 
