@@ -10,15 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.core.inbox import Inbox
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.model.attention import Attention
 from engine.values.output import TokenLogprob
 from engine.values.request import Request, SamplingParams
+from engine.values.settings import KVFormat
 from engine.values.tokens import pack
 from tests.golden.compiling import compile_at_once
 from tests.golden.driving import random_tokens
 from tests.golden.imaging import STEP_TOKENS, Prompt, Scene, WholeModel, load_with_images
+from tests.golden.test_restarts import disk_cache
 from tests.offline import OfflineDaemon, Room, Served
+from tests.unit.scripted_drafter import ScriptedDrafter
 from tests.vision_checkpoints import VISION_FAMILIES, write_vision_checkpoint
 
 pytest.importorskip("mlx_vlm", reason="the packages for images are not installed")
@@ -30,6 +34,10 @@ N_TOKENS = 8
 
 TOLERANCES = {"qwen3_5": 1e-3}
 """Of log-probabilities; 1e-4 without an entry. Random recurrent weights amplify what is rounded."""
+
+
+HALF = 0.2
+"""Of log-probabilities where K and V are stored in bfloat16."""
 
 
 class Bench:
@@ -206,3 +214,48 @@ def test_file_that_is_gone(bench: Bench, tmp_path: Path) -> None:
             daemon.logprobs[event.request_id, 0] += event.logprobs
     assert errors == ["lost"]
     bench.expect(prompts["two"], said, daemon.logprobs["well", 0])
+
+
+def test_drafts_after_images(bench: Bench) -> None:
+    """Rows that verify drafts have the rotary positions of rows that do not."""
+    prompts = prompts_of(bench)
+    said = bench.daemon().serve(*(request_of(name, prompt) for name, prompt in prompts.items()))
+    daemon = OfflineDaemon(bench.served, bench.served.execution.attention, ROOM, clock=lambda: 0.0)
+    for number, (name, prompt) in enumerate(prompts.items()):
+        daemon.add(request_of(name, prompt))
+        script = list(said[name, 0])
+        script[number % N_TOKENS] += 1
+        daemon.speculate(name, ScriptedDrafter(script))
+    found = daemon.serve()
+    for name, prompt in prompts.items():
+        bench.expect(prompt, found[name, 0], daemon.logprobs[name, 0])
+    accepted = sum(daemon.usage[name].accepted_draft_tokens for name in prompts)
+    assert accepted or bench.served.layout.states
+
+
+def test_restart_with_the_disk_tier(bench: Bench, tmp_path: Path) -> None:
+    prompt = bench.scene.prompt(
+        bench.text(33, 40), bench.scene.image(7), bench.text(40, 41), bench.scene.image(8), [5, 6]
+    )
+    for life in ("first", "second"):
+        inbox = Inbox()
+        attention = bench.served.execution.attention
+        disk = disk_cache(tmp_path, inbox)
+        daemon = OfflineDaemon(bench.served, attention, ROOM, disk=disk, inbox=inbox)
+        serve(daemon, bench, {life: prompt})
+        daemon.loop.stop()
+        daemon.loop.run()
+    assert daemon.usage[life].cached_tokens > 32
+    assert encoded(daemon) < 2
+
+
+def test_kv_in_half_precision(bench: Bench) -> None:
+    served = load_with_images(bench.scene.checkpoint, KVFormat.BF16)
+    daemon = OfflineDaemon(served, served.execution.attention, ROOM)
+    prompts = prompts_of(bench)
+    said = daemon.serve(*(request_of(name, prompt) for name, prompt in prompts.items()))
+    for name, (tokens, images) in prompts.items():
+        logits = bench.whole.logits([*tokens, *said[name, 0]], images)[len(tokens) - 1 : -1]
+        expected = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+        for own, found in zip(expected, daemon.logprobs[name, 0], strict=True):
+            assert max(abs(own[token] - logprob) for token, logprob in found.top) < HALF
