@@ -276,6 +276,7 @@ class Script:
     gate: Gate | None = None  # where every sequence waits ...
     gate_after_tokens: int = 0  # ... when it has as many tokens
     steps_at_once: int = 1  # before others on the event loop have a turn
+    image_refusal: Exception | None = None  # raised instead of preparing an image
     dead: bool = False
 
 

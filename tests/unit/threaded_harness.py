@@ -13,7 +13,7 @@ from engine.grammar.pool import GrammarPool
 from engine.grammar.process import GrammarProcess, GrammarProcesses
 from engine.images.queue import ImageQueue
 from engine.thread import EngineParts
-from engine.values.model import ModelCard
+from engine.values.model import ModelCard, RenderedChat
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.tokens import pack
@@ -67,6 +67,15 @@ class Letters:
         self, messages: object, replays: object = None, /, **template_arguments: object
     ) -> list[int]:
         return [1]
+
+    @property
+    def image_stand_in(self) -> str:
+        return ""
+
+    def render_with_images(
+        self, messages: object, images: object, replays: object = None, /, **arguments: object
+    ) -> RenderedChat:
+        raise NotImplementedError
 
 
 class GatedRunner:
