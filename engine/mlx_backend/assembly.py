@@ -30,11 +30,13 @@ from engine.mlx_backend.loading.images import image_bytes, image_input
 from engine.mlx_backend.loading.loader import (
     FLOAT32_SHARE,
     LoadedModel,
+    batching_words,
     check_model,
     open_images,
     open_model,
     pooled_by,
     read_weights,
+    slowdowns,
     template_kind,
 )
 from engine.mlx_backend.loading.locate import find_checkpoint
@@ -236,10 +238,10 @@ def assemble_opened(
         template=template_kind(loaded.tokenizer, pooled.template),
         embedder=pooled.embedder,
         reranker=pooled.reranker,
-        batching=_batching(execution),
+        batching=batching_words(execution),
         attention=execution.attention.name,
         attention_choice=opened.choice.words(execution.attention),
-        slowdowns=tuple(_slowdowns(execution, opened.choice.attentions[0], sizes, problem)),
+        slowdowns=tuple(slowdowns(execution, opened.choice.attentions[0], sizes, problem)),
         images=opened.image_input(execution, plan),
         images_refused=execution.images_refused,
     )
@@ -335,34 +337,6 @@ def _decode_stats(decode: DecodePath, attention: Attention) -> DecodeStats:
         attention_problem=attention.problem,
         attention_fallbacks=attention.fallbacks,
     )
-
-
-def _batching(execution: Execution) -> str:
-    """The card's `batching`."""
-    name = f"{execution.batching.name}, {execution.attention.name} attention"
-    return f"{name}, since not {execution.rejected[0]}" if execution.rejected else name
-
-
-def _slowdowns(
-    execution: Execution, preferred: Attention, sizes: StorageSizes, problem: str
-) -> Iterator[str]:
-    """The card's `slowdowns`. `problem` is why MLX cannot compile; "" if it can."""
-    if problem:
-        yield (
-            f"MLX fuses no operations, so all steps take longer: {problem}. "
-            "Mend that, and start the daemon again."
-        )
-    if execution.attention is not preferred:
-        yield (
-            f"Steps take longer, because attention is {execution.attention.name} and not "
-            f"{preferred.name}. The check at load rejected {execution.rejected[0]}. "
-            "Try newer versions of mlx and mlx-lm, or report the model."
-        )
-    if sizes.states is not None and not sizes.states.saved:
-        yield (
-            "No recurrent state can be saved, so no prompt is resumed from the cache. "
-            "Raise kv_cache_bytes or lower max_running."
-        )
 
 
 def _decode_path(

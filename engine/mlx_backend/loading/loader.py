@@ -1,7 +1,7 @@
 """Loads a checkpoint with mlx-lm: the model, its tokenizer, and the parts that embed or score."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from engine.text.tokenizer import with_any_config
 from engine.values.model import Embedder, Reranker, TemplateKind
 from engine.values.settings import AdapterConfig, KVFormat, StateFormat
 from engine.values.stats import readable_bytes
+from kvstore.sizes import StorageSizes
 
 FLOAT32_SHARE = 0.8  # of memory, at most, for weights in float32
 READ_BYTES = 128 << 20  # of weights that are read at once, and then compared with mlx-lm's
@@ -176,6 +177,34 @@ def _with_images(loaded: LoadedModel, execution: Execution) -> Execution:
         )
     except NoVision as reason:
         return replace(execution, images_refused=str(reason))
+
+
+def batching_words(execution: Execution) -> str:
+    """The card's `batching`."""
+    name = f"{execution.batching.name}, {execution.attention.name} attention"
+    return f"{name}, since not {execution.rejected[0]}" if execution.rejected else name
+
+
+def slowdowns(
+    execution: Execution, preferred: Attention, sizes: StorageSizes, problem: str
+) -> Iterator[str]:
+    """The card's `slowdowns`. `problem` is why MLX cannot compile; "" if it can."""
+    if problem:
+        yield (
+            f"MLX fuses no operations, so all steps take longer: {problem}. "
+            "Mend that, and start the daemon again."
+        )
+    if execution.attention is not preferred:
+        yield (
+            f"Steps take longer, because attention is {execution.attention.name} and not "
+            f"{preferred.name}. The check at load rejected {execution.rejected[0]}. "
+            "Try newer versions of mlx and mlx-lm, or report the model."
+        )
+    if sizes.states is not None and not sizes.states.saved:
+        yield (
+            "No recurrent state can be saved, so no prompt is resumed from the cache. "
+            "Raise kv_cache_bytes or lower max_running."
+        )
 
 
 def read_weights(loaded: LoadedModel, report: Report) -> None:
