@@ -219,9 +219,7 @@ class FakeRunner:
         for row in flight.plan.rows:
             own = self._rows[row.sequence_id]
             if isinstance(row, Prefill):
-                own.is_broken |= self.tower.lacks(
-                    own.images, row.start, row.start + len(row.tokens)
-                )
+                own.is_broken |= self.tower.lacks(own.images, row.start, len(row.tokens))
             if own.is_broken:
                 flight.broken.add(row.sequence_id)
         return [row for row in flight.plan.rows if row.sequence_id not in flight.broken]

@@ -15,7 +15,7 @@ class FakeTower:
     def __init__(self, images: ImageInput | None, fault: Callable[[], bool]) -> None:
         """`fault`: whether the next stages of an image cannot be computed."""
         self._images = images
-        self._fault = fault
+        self.fault = fault
         self._kept: dict[bytes, tuple[int, int]] = {}  # tokens, and stages computed
         self._failed = set[bytes]()  # until they are forgotten
         self.encoded = Counter[bytes]()  # times that an image's last stage was computed
@@ -30,7 +30,7 @@ class FakeTower:
         for image, first_stage, n_stages in plan.encode:
             assert self._images is not None
             digest = image.digest
-            if digest in self._failed or self._fault():
+            if digest in self._failed or self.fault():
                 self._failed.add(digest)
                 self._kept.pop(digest, None)
                 not_encoded[digest] = "injected"
@@ -47,8 +47,9 @@ class FakeTower:
             assert n_bytes <= self._images.feature_bytes, "features take more than they may"
         return not_encoded
 
-    def lacks(self, images: Iterable[Image], start: int, end: int) -> bool:
-        """Whether a chunk of these positions has a part of an image that could not be encoded."""
+    def lacks(self, images: Iterable[Image], start: int, n_tokens: int) -> bool:
+        """Whether a chunk has a part of an image that could not be encoded."""
+        end = start + n_tokens
         for image in images:
             if image.stop <= start or end <= image.start:
                 continue
