@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from engine.api import ModelError, Report
@@ -23,6 +24,8 @@ from engine.grammar.answers import MatcherAnswers, Trials
 from engine.grammar.pool import GrammarPool
 from engine.grammar.process import GrammarProcesses, Vocabulary
 from engine.grammar.stage import GrammarStage, mask_words
+from engine.images.layout import CheckpointImages
+from engine.images.queue import ImageQueue
 from engine.mlx_backend.backend import load_backend, load_encoder
 from engine.mlx_backend.loading.locate import about_draft_model, find_checkpoint
 from engine.mlx_backend.loading.purpose import Body, find_purpose
@@ -129,6 +132,10 @@ def assemble(
     grammar_pool = GrammarPool(processes, mask_words(vocabulary.size))
     answers = MatcherAnswers(grammar_pool, metrics.mask_seconds.observe)
     grammar = GrammarStage(scheduler, answers, metrics.now)
+    images: ImageQueue | None = None
+    if card.images is not None:
+        checkpoint = Path(card.checkpoint)
+        images = ImageQueue(checkpoint, CheckpointImages(checkpoint).layout())
     loop = EngineLoop(
         scheduler,
         backend.runner,
@@ -148,6 +155,7 @@ def assemble(
         memory=backend.memory,
         decode=backend.decode,
         release_thread=backend.release_thread,
+        images=images,
     )
 
 

@@ -161,6 +161,10 @@ class Commit:
         if isinstance(result, Prefilled) and result.vector is not None:
             sequence.pool(result.vector)
         if sequence.status is Status.RUNNING:
+            request = sequence.request
+            if n_prompt and request.reports_progress:
+                read_tokens = row.start + n_prompt
+                self.events.append(OutputEvent(request.id, sequence.index, read_tokens=read_tokens))
             entries = sequence.take_scores(row.start, result.scores)  # for all of the request
             self.events += [
                 OutputEvent(

@@ -55,6 +55,7 @@ class OutputEvent:
     finish_reason: FinishReason | None = None
     stopped_by: str | int | None = None  # with STOP: the stop string, or the stop token's id
     admission: Usage | None = None  # prompt and cached tokens, when it is first admitted
+    read_tokens: int | None = None  # of the prompt, computed or cached; see `reports_progress`
     usage: Usage | None = None  # with finish_reason
     error: str | None = None  # with FinishReason.ERROR
     param: str | None = None  # with `error`: the request's field at fault, where it is the request

@@ -82,6 +82,7 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that the output never has
     seed: int | None = None  # None: the engine draws one
     top_logprobs: int | None = None  # None: none; 0: the chosen token's alone
+    logprob_token_ids: tuple[int, ...] = ()  # with top_logprobs: reported in place of the likeliest
     min_tokens: int = 0  # no stop token is sampled before
     xtc: Xtc | None = None
     dry: Dry | None = None
@@ -260,3 +261,4 @@ class Request:
     is_background: bool = False  # with max_tokens 0: computed only while no other request is live
     pin: bool = False  # with is_background: the prompt is not evicted from the cache afterwards
     images: tuple[Image, ...] = ()  # of the prompt, in the order of their positions
+    reports_progress: bool = False  # each chunk of the prompt that is computed has an event

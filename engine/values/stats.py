@@ -392,6 +392,7 @@ class MachineReport:
     advice: str  # what to install for a faster BLAS; "" if nothing is
     mlx_version: str
     mlx_lm_version: str
+    images: str = ""  # the packages for images, or the command that installs them
     problem: str = ""  # why the model cannot be served here; "" when it can
     card: ModelCard | None = None  # as far as it is known before the weights are read
     memory: ModelMemory | None = None  # what the model will take

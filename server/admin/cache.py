@@ -33,7 +33,7 @@ from server.dialects.job import json_response
 from server.dialects.responses.store import StoreDependency
 from server.dialects.tokens import PromptOrChat, prompt_tokens
 from server.errors import ApiError, InvalidField, not_loaded
-from server.generation.prompt import check_prompt
+from server.generation.prompt import ChatPrompt, check_prompt
 from server.generation.requests import ServedModel
 from server.models.model import LoadedModel, Model
 from server.record import RequestRecord
@@ -202,9 +202,10 @@ async def cache_stats(loaded: LoadedDependency) -> CacheStatsResponse:
 async def probe_cache(context: Context) -> ProbeResponse:
     """With `cache_namespace: key`, the namespace of the API key is probed."""
     async with context.prepared(PromptOrChat, _probed_prompt) as (model, (prompt, salt)):
-        probed = await model.engine.probe(pack(prompt), salt, model.adapter)
+        packed, images = pack(prompt.tokens), prompt.images
+        probed = await model.engine.probe(packed, salt, model.adapter, images)
     return ProbeResponse(
-        prompt_tokens=len(prompt),
+        prompt_tokens=len(prompt.tokens),
         cached_tokens=probed.cached_tokens,
         block_digests=list(probed.block_digests),
     )
@@ -212,10 +213,11 @@ async def probe_cache(context: Context) -> ProbeResponse:
 
 def _probed_prompt(
     body: PromptOrChat, model: ServedModel, record: RequestRecord
-) -> tuple[tuple[int, ...], str]:
-    """The prompt and its salt. Raises ApiError (400)."""
+) -> tuple[ChatPrompt, str]:
+    """The prompt and its salt. Raises ApiError (400), and UnpreparedImages."""
     prompt = prompt_tokens(body, model, record)
-    check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
+    param = "messages" if body.prompt is None else "prompt"
+    check_prompt(prompt.tokens, model.engine.card, param)
     return prompt, record.cache_salt(body.cache_salt)
 
 

@@ -30,6 +30,7 @@ from server.dialects.openai import (
 from server.dialects.openai_logprobs import LOWEST_LOGPROB, token_text
 from server.dialects.render import RenderedRequests, rendered_request, rendered_response
 from server.generation.choice import AnswerUsage, Choice, Grew, Step
+from server.generation.progress import ProgressBody
 from server.generation.request_fields import (
     MAX_PROMPTS,
     GenerationRequest,
@@ -145,6 +146,7 @@ class CompletionChunk(TypedDict):
     model: str
     system_fingerprint: str
     choices: list[CompletionChunkChoice]
+    prompt_progress: NotRequired[ProgressBody]  # with return_progress, before the answer begins
     usage: NotRequired[UsageBody]  # set in the last chunk, with include_usage
 
 
@@ -279,8 +281,13 @@ def _mean_logprob(choice: Choice) -> float:
     return fmean(logprobs) if logprobs else -inf
 
 
+_NOTHING = to_json({"index": 0, "text": "", "logprobs": None, "finish_reason": None})
+
+
 class CompletionWriter(ChunkWriter):
     """The chunks of one streamed completion."""
+
+    nothing = _NOTHING
 
     def __init__(
         self,

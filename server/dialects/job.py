@@ -7,9 +7,10 @@ generation. Until a worker makes the job of it, the body of the request is bytes
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -23,9 +24,16 @@ from server.dialects.error_shapes import error_event
 from server.errors import ApiError, to_api_error
 from server.fairness import Reservation
 from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
+from server.generation.images import UnpreparedImages
 from server.generation.plan import AnswerPlan, grammar_bytes
+from server.generation.progress import ProgressBody, PromptProgress
 from server.generation.requests import ServedModel
-from server.generation.stream import EventsByIndex, generating, kept_bytes, rendering_bytes
+from server.generation.stream import (
+    EventsByIndex,
+    generating,
+    kept_bytes,
+    rendering_bytes,
+)
 from server.generation.tools import UNREADABLE, arguments_object
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, DeferredStream, client_waiting
 from server.record import RequestRecord, output_of
@@ -58,6 +66,10 @@ class StreamWriter(ABC):
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
         """The memory that it keeps of the events until its end, rendering included."""
         return 0
+
+    @abstractmethod
+    def progress(self, body: ProgressBody) -> bytes:
+        """How much of the prompt is read. Called before the first of the output."""
 
     @abstractmethod
     def keep_alive(self) -> bytes:
@@ -93,6 +105,10 @@ class Job:
     plan: AnswerPlan | None = None  # None: all text is content
     tokenizer: Tokenizer | None = None  # where blocks keep the log-probabilities of their text
     form_bytes: int = 0  # of the body, and of what it names, that `render` and `writer` keep
+    after: Mapping[str, str] = field(default_factory=dict)
+    """The id of the request that has to end before another begins, by the id of that."""
+    count: Callable[[Sequence[Choice]], AnswerUsage] | None = None
+    """The usage, where prompts share what counts once. None: each prompt counts by itself."""
 
     @property
     def kept_bytes(self) -> int:
@@ -117,6 +133,8 @@ class Job:
 
     def usage(self, choices: Sequence[Choice]) -> AnswerUsage:
         """The usage of all choices of the response."""
+        if self.count is not None:
+            return self.count(choices)
         return answer_usage(choices, self.requests[0].n)
 
 
@@ -125,12 +143,14 @@ async def generate_all(
 ) -> list[Choice]:
     """All sequences, complete, in order. Raises ApiError where they are too large."""
     choices = job.choices()
-    with generating(job.model.engine, job.requests, output, record, tracker) as inbox:
+    with generating(job.model.engine, job.requests, output, record, tracker, job.after) as inbox:
         async for batch in inbox:
             for index, events in batch.items():
                 output.add(sum(map(kept_bytes, events)))
                 choices[index].feed(events)
-    record.usage = job.usage(choices)
+    record.usage = usage = job.usage(choices)
+    if job.count is not None:  # the tracker has counted each prompt by itself
+        record.tokens = usage.prompt_tokens + usage.completion_tokens
     return choices
 
 
@@ -197,12 +217,15 @@ async def respond_with(
     http, service = context.http, context.service
     async with client_waiting(http.receive):
         model = await body.find(name)
+        made: Job | bytes | None = None
         if keep_alive is None or model.is_ready:
-            made = await make(await body.hold(name))
-            if isinstance(made, bytes):
-                return json_response(made)
-            if keep_alive is None:
-                return json_response(await whole(made, context))
+            made = await _made_at_once(body, make, name, is_streamed=keep_alive is not None)
+        if isinstance(made, bytes):
+            return json_response(made)
+        if keep_alive is None:
+            assert made is not None, "only a stream waits for its images"
+            return json_response(await whole(made, context))
+        if made is not None:
             fill = partial(write_stream, job=made, context=context)
         else:
             fill = partial(_load_and_write, body, context, make, name)
@@ -213,6 +236,22 @@ async def respond_with(
         keep_alive=keep_alive.part,
         failure=partial(error_event, http.scope),
     )
+
+
+async def _made_at_once(
+    body: ArrivedBody[Any], make: MakeJob, name: str | None, *, is_streamed: bool
+) -> Job | bytes | None:
+    """What `make` makes. None for a stream that has to wait for its images: it gets keep-alives
+    meanwhile.
+    """
+    model = await body.hold(name)
+    body.postpones_images = is_streamed
+    try:
+        return await make(model)
+    except UnpreparedImages:
+        return None
+    finally:
+        body.postpones_images = False
 
 
 async def _load_and_write(
@@ -252,24 +291,36 @@ async def write_stream(stream: DeferredStream, job: Job, context: RequestContext
     writer = job.writer(choices)
     stream.keep_alive = writer.keep_alive
     stream.failure = lambda error: writer.failure(to_api_error(error))
+    progress = PromptProgress(job.requests) if job.requests[0].reports_progress else None
     tracker = context.service.tracker
     with generating(job.model.engine, job.requests, output, record, tracker) as inbox:
         async for batch in inbox:
-            await stream.write(rendered(batch, choices, writer, output))
+            await stream.write(rendered(batch, choices, writer, output, progress))
     record.usage = usage = job.usage(choices)
     await stream.write(writer.end(usage))
 
 
 def rendered(
-    batch: EventsByIndex, choices: Sequence[Choice], writer: StreamWriter, output: Reservation
+    batch: EventsByIndex,
+    choices: Sequence[Choice],
+    writer: StreamWriter,
+    output: Reservation,
+    progress: PromptProgress | None = None,
 ) -> bytes:
-    """The events of a batch as bytes. Raises ApiError when the writer keeps too much of them."""
-    written = list[bytes]()
+    """The events of a batch as bytes, after the `progress` of the prompts where the client asks for
+    it. Raises ApiError when the writer keeps too much of them.
+    """
+    fed = dict[int, list[Step]]()
     for index, events in batch.items():
-        choice = choices[index]
         if n_bytes := writer.kept_bytes(events):
             output.add(n_bytes)
-        steps = choice.feed(events)
-        if choice.first_output_ns is not None:  # until then an error has a status of its own
-            written.append(writer.write(index, steps))
+        fed[index] = choices[index].feed(events)
+    written = list[bytes]()
+    if progress is not None and progress.note(chain.from_iterable(batch.values())):
+        written.append(writer.progress(progress.body()))
+    written += [
+        writer.write(index, steps)
+        for index, steps in fed.items()
+        if choices[index].first_output_ns is not None  # until then an error has its own status
+    ]
     return b"".join(written)

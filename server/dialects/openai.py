@@ -18,6 +18,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError, to_json
 from typing_extensions import TypedDict
 
+from engine.values.images import Detail
 from engine.values.output import FinishReason
 from server.dialects.error_shapes import openai_error
 from server.dialects.files import FileFields
@@ -45,15 +46,22 @@ from server.generation.conversation import (
     MAX_PARTS,
     ROLES,
     Conversation,
+    ImageData,
+    ImagePart,
+    ImageSource,
+    ImageUrl,
+    Part,
     Text,
     check_choice,
     check_continued,
     check_messages,
     check_tools,
+    placed_images,
     texts,
 )
 from server.generation.foreign_fields import Unsupported
 from server.generation.foreign_history import foreign_note, joined, log_dropped, log_foreign
+from server.generation.progress import ProgressBody
 from server.generation.request_fields import ModelsTemplate, PromptRequest
 from server.generation.requests import ServedModel
 from server.generation.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice, ToolMode
@@ -62,7 +70,7 @@ from server.json_model import NULL, ByType, ReadAs, RequestModel, any_of, presen
 
 
 class TextPart(RequestModel):
-    """One part of a message's content. Text is the only kind that is served, and files of text."""
+    """One part of a message's content: text, where its type is that of no other part."""
 
     type: str = Field(json_schema_extra={"const": "text"})
     text: str
@@ -71,7 +79,7 @@ class TextPart(RequestModel):
     @classmethod
     def _text_alone(cls, kind: str) -> str:
         if kind != "text":
-            message = "parts of type '{kind}' are not supported, only 'text'"
+            message = "parts of type '{kind}' are not supported, only 'text' and images"
             raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
         return kind
 
@@ -87,6 +95,45 @@ class FilePart(RequestModel):
 
     def value(self) -> Text:
         return Text(self.file.required_text())
+
+
+ImageDetail = Literal["auto", "low", "high", "original"]
+
+
+def image_source(url: str) -> ImageSource:
+    """The source of an image that a client names by a URL, which may be one with its data."""
+    is_elsewhere = url[:8].lower().startswith(("http://", "https://"))
+    return ImageUrl(url) if is_elsewhere else ImageData(url)
+
+
+def image_detail(detail: ImageDetail) -> Detail:
+    """How large an image is shown, as OpenAI's clients have it."""
+    return Detail.LOW if detail == "low" else Detail.FULL
+
+
+class ImageUrlParam(RequestModel):
+    url: str = Field(
+        description="A data: URL; one of http or https where the settings allow its host."
+    )
+    detail: ImageDetail = Field(
+        "auto", description="`low` shows the image with the fewest tokens that the model allows."
+    )
+
+
+def _as_image_url(value: object) -> object:
+    return {"url": value} if isinstance(value, str) else value
+
+
+class ImageUrlPart(RequestModel):
+    """An image."""
+
+    type: Literal["image_url"]
+    image_url: Annotated[
+        ImageUrlParam, BeforeValidator(_as_image_url, json_schema_input_type=str | ImageUrlParam)
+    ]
+
+    def value(self) -> ImagePart:
+        return ImagePart(image_source(self.image_url.url), image_detail(self.image_url.detail))
 
 
 def _text(text: object) -> dict[str, object]:
@@ -106,7 +153,15 @@ _TextParts = Annotated[
     list[Annotated[Text, ReadAs(Annotated[TextPart | FilePart, ByType(TextPart)])]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
-Content = Annotated[_TextParts, BeforeValidator(as_parts, json_schema_input_type=str | _TextParts)]
+TextContent = Annotated[
+    _TextParts, BeforeValidator(as_parts, json_schema_input_type=str | _TextParts)
+]
+
+_Parts = Annotated[
+    list[Annotated[Part, ReadAs(Annotated[TextPart | FilePart | ImageUrlPart, ByType(TextPart)])]],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+]
+Content = Annotated[_Parts, BeforeValidator(as_parts, json_schema_input_type=str | _Parts)]
 
 
 NEEDS_NO_CONTENT = ("assistant", "tool", "function")
@@ -168,11 +223,16 @@ class Message(RequestModel):
         if not given and older is not None:
             given = [ToolCall(FUNCTION_CALL_ID, older.name, older.arguments)]
         foreign = [call for call in given if isinstance(call, ForeignCall)]
-        parts, notes = tuple(self.content or ()), [call.note for call in foreign if call.note]
+        notes = [call.note for call in foreign if call.note]
+        parts: tuple[Part, ...] = tuple(self.content or ())
         answered = FUNCTION_CALL_ID if self.role == "function" else None
+        if notes:
+            images = [part for part in parts if isinstance(part, ImagePart)]
+            said = [part.text for part in parts if isinstance(part, Text)]
+            parts = (*texts(joined([*said, *notes])), *images)
         message = conversation.Message(
             role=ROLES[self.role],
-            parts=texts(joined([*(part.text for part in parts), *notes])) if notes else parts,
+            parts=parts,
             reasoning=self.reasoning_content or self.reasoning or "",
             calls=tuple(call for call in given if isinstance(call, ToolCall)),
             answered_call=self.tool_call_id or answered,
@@ -197,8 +257,8 @@ def chat_history(turns: Iterable[ChatTurn]) -> list[conversation.Message]:
     of such a call.
     """
     messages, kinds = list[conversation.Message](), dict[str, str]()
-    for turn in turns:
-        message = turn.message
+    for index, turn in enumerate(turns):
+        message = placed_images(turn.message, f"messages[{index}].content")
         kinds |= {call.id: call.kind for call in turn.foreign if call.id}
         for call in message.calls:
             kinds.pop(call.id, None)
@@ -206,7 +266,8 @@ def chat_history(turns: Iterable[ChatTurn]) -> list[conversation.Message]:
         if kind is None:
             messages.append(message)
         elif (note := foreign_note(f"{kind} result", {"text": message.text})) is not None:
-            messages.append(conversation.Message(role="user", parts=texts(note)))
+            parts = (*texts(note), *message.images)
+            messages.append(conversation.Message(role="user", parts=parts))
     return messages
 
 
@@ -348,6 +409,8 @@ class ChunkWriter(StreamWriter):
     """
 
     media_type = EVENT_STREAM
+    nothing: bytes
+    """A choice that says nothing, as JSON."""
 
     def __init__(self, empty: Mapping[str, object], *, include_usage: bool) -> None:
         self._empty = empty
@@ -357,6 +420,11 @@ class ChunkWriter(StreamWriter):
     def chunk(self, choice: bytes) -> bytes:
         """The event of a chunk with this choice, as JSON."""
         return b'%b"choices":[%b]%b' % (self._head, escape_line_ends(choice), self._tail)
+
+    def progress(self, body: ProgressBody) -> bytes:
+        """A chunk as llama.cpp has it: with a choice, since clients look at the first."""
+        fields = to_json({"prompt_progress": body})[1:-1]
+        return self.chunk(self.nothing).replace(b'"choices":', b'%b,"choices":' % fields, 1)
 
     def keep_alive(self) -> bytes:
         return KEEP_ALIVE

@@ -147,7 +147,7 @@ class Choice:
         for event in events:
             if event.admission is not None:
                 self.admission = event.admission
-            else:
+            elif event.read_tokens is None:
                 self._take(event, steps)
         return steps
 

@@ -152,6 +152,10 @@ MODELS_OWN = "Left out or null: the model's own, the sampling_defaults of GET /v
 SPECULATE = (
     "Whether tokens may be drafted where that makes the answer faster. Its text is the same."
 )
+RETURN_PROGRESS = (
+    "llama.cpp's: whether a stream says how much of the prompt is read, in `prompt_progress`, each "
+    "time that more of it is."
+)
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 512
 MAX_STOP_CHARACTERS_IN_ALL = 4096  # each is looked for in every character of every answer
@@ -292,6 +296,7 @@ class SampledRequest(
     min_tokens: int = Field(0, ge=0, le=2**31 - 1)
     repetition_detection: RepetitionDetection | None = None
     speculate: bool = Field(True, description=SPECULATE)
+    return_progress: bool = Field(False, description=RETURN_PROGRESS)
 
 
 AnswerFormat = Literal["", "json"] | dict[str, Any]

@@ -4,17 +4,25 @@ The text (of a model, a server, a log) is untrusted: control characters are remo
 read as rich's markup.
 """
 
+import math
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
-from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.completion import (
+    CompleteEvent,
+    Completer,
+    Completion,
+    PathCompleter,
+    WordCompleter,
+)
+from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -25,11 +33,16 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
+from server.terminal.client import PromptProgress
 from server.terminal.console import printable, state_folder
 
 SPINNER_CELLS = 3
+BAR_CELLS = 16
+SHOWN_AFTER_MS = 2000
 PLAIN, DIM, RED = Style.null(), Style(dim=True), Style(color="red")
 MAX_HISTORY_BYTES = 2**20
+PATH_COMMAND = "/image"
+"""The command whose argument is the path of a file."""
 TAB_COLUMNS = 4
 
 # Where a line may break: next to spaces, and next to each character of a script without spaces,
@@ -123,6 +136,26 @@ class Screen:
         with self._notes.status(self._status(text)) as status:
             yield lambda line: status.update(self._status(line))
 
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[PromptProgress | None], None]]:
+        """Show how much of a prompt is read, where that takes more than SHOWN_AFTER_MS. Gives a
+        function that takes the progress, and None when the answer comes.
+        """
+        with ExitStack() as shown:
+            update: Callable[[str], None] | None = None
+
+            def show(progress: PromptProgress | None) -> None:
+                nonlocal update
+                if progress is None or progress.share >= 1:
+                    shown.close()
+                    update = None
+                elif update is not None:
+                    update(_reading_line(progress))
+                elif progress.time_ms > SHOWN_AFTER_MS:
+                    update = shown.enter_context(self.busy(_reading_line(progress)))
+
+            yield show
+
     def _status(self, text: str) -> Text:
         """The part of the text that fits into the spinner's line."""
         status = Text(printable(text))
@@ -150,6 +183,16 @@ class Screen:
             _write(console, "\n", style)
         self._at_line_start = True
         self._wrap = WordWrap()
+
+
+def _reading_line(progress: PromptProgress) -> str:
+    n_full = int(progress.share * BAR_CELLS)
+    bar = "━" * n_full + "─" * (BAR_CELLS - n_full)
+    line = f"reading {bar} {progress.processed:,} of {progress.total:,} tokens"
+    if (seconds := progress.seconds_left) is None:
+        return line
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{line}, {minutes}:{rest:02} left"
 
 
 def is_terminal() -> bool:
@@ -197,20 +240,36 @@ def line_reader(commands: Mapping[str, str], history: History) -> Callable[[], s
     """A function that reads the user's next text, which may have several lines. It raises EOFError
     for Ctrl-D and KeyboardInterrupt for Ctrl-C where nothing is typed.
 
-    `commands`, with descriptions, are completed. A paste of several lines arrives as one piece
-    (bracketed paste) and is sent by Enter, not by its own line breaks.
+    `commands`, with descriptions, are completed, and the path after PATH_COMMAND. A paste of
+    several lines arrives as one piece (bracketed paste) and is sent by Enter, not by its own line
+    breaks.
     """
     session: PromptSession[str] = PromptSession(
         "> ",
         multiline=True,
         key_bindings=_keys(),
         history=history,
-        completer=WordCompleter(list(commands), sentence=True, meta_dict=dict(commands)),
+        completer=_Completions(commands),
         complete_while_typing=command_begun,
         reserve_space_for_menu=len(commands),
         enable_suspend=True,  # Ctrl-Z
     )
     return session.prompt
+
+
+class _Completions(Completer):
+    """Of commands, and of the path after PATH_COMMAND."""
+
+    def __init__(self, commands: Mapping[str, str]) -> None:
+        self._commands = WordCompleter(list(commands), sentence=True, meta_dict=dict(commands))
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        """Completions of the text before the cursor."""
+        name, space, path = document.text_before_cursor.partition(" ")
+        if name == PATH_COMMAND and space:
+            return self._paths.get_completions(Document(path), event)
+        return self._commands.get_completions(document, event)
 
 
 def _keys() -> KeyBindings:

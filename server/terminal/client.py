@@ -31,6 +31,7 @@ MAX_BODY_BYTES = 16 * 2**20  # of a response that is no stream: lists and errors
 MAX_LINE_BYTES = 16 * 2**20  # of a stream
 MAX_ERROR_CHARACTERS = 500
 DONE = b"[DONE]"
+OWNER = "rootstock"  # of every model that this project serves, in the list of models
 
 Parameters = Mapping[str, float]  # of sampling, by their names in the API
 
@@ -45,11 +46,23 @@ class Endpoint:
 
 class ServedModel(BaseModel):
     """A model that a server lists. `context_tokens` is None where the server does not report it;
-    the field's name in JSON is vLLM's.
+    the field's name in JSON is vLLM's. `images`: whether it takes images, None where that is not
+    known.
     """
 
     name: str = Field(validation_alias="id")
+    owned_by: str | None = None
     context_tokens: int | None = Field(None, validation_alias="max_model_len")
+    images: bool | None = None
+    images_refused: str | None = None
+
+    @property
+    def no_images(self) -> str:
+        """Why it takes no images; "" where it takes them, or the server does not say."""
+        if self.images is not False:
+            return ""
+        reason = f": {self.images_refused}" if self.images_refused else ""
+        return f"{self.name} takes no images{reason}"
 
 
 class _ModelList(BaseModel):
@@ -78,10 +91,33 @@ class _Choice(BaseModel):
     finish_reason: str | None = None
 
 
+class PromptProgress(BaseModel):
+    """How much of a prompt is read; see server.generation.progress."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+    @property
+    def share(self) -> float:
+        """The part of the prompt that is read, from 0 to 1."""
+        return min(self.processed / self.total, 1.0) if self.total else 1.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long reading takes yet, at its pace so far; None where nothing is read yet."""
+        computed = self.processed - self.cache
+        if computed <= 0:
+            return None
+        return self.time_ms / 1000 * max(self.total - self.processed, 0) / computed
+
+
 class Chunk(BaseModel):
     """A chunk of a streamed chat completion. Any of its parts may be empty."""
 
     choices: list[_Choice] = []
+    prompt_progress: PromptProgress | None = None
     usage: TokenCounts | None = None
     error: Any = None
 
@@ -174,13 +210,15 @@ class ChatClient:
     http: httpx.Client
     model: str
     parameters: Parameters
+    tells_progress: bool = False  # other servers may refuse a field that they do not know
+    no_images: str = ""  # why the model takes none, where the server says that
 
     @property
     def base_url(self) -> str:
         """The server's base URL, as users see it."""
         return shown_url(self.http.base_url)
 
-    def stream(self, messages: Sequence[Mapping[str, str]]) -> Generator[Chunk]:
+    def stream(self, messages: Sequence[Mapping[str, object]]) -> Generator[Chunk]:
         """Yield the chunks of an answer as they arrive. Closing the generator closes the
         connection, which aborts the request at the server.
 
@@ -193,6 +231,8 @@ class ChatClient:
             "stream_options": {"include_usage": True},
             **self.parameters,
         }
+        if self.tells_progress:
+            body["return_progress"] = True
         complete, events = False, EventStream()
         with open_response(self.http, "POST", "chat/completions", body) as response:
             # Read to the body's end, not only to [DONE]: closing the connection first is an abort.
@@ -216,7 +256,16 @@ def chat_client(
     Raises TerminalError.
     """
     with http_client(endpoint, UNLIMITED) as http:
-        yield ChatClient(http, model or list_models(http)[0].name, parameters)
+        models = list[ServedModel]()
+        try:
+            models = list_models(http)
+        except TerminalError:
+            if model is None:
+                raise
+        tells_progress = any(one.owned_by == OWNER for one in models)
+        name = model or models[0].name
+        no_images = next((one.no_images for one in models if one.name == name), "")
+        yield ChatClient(http, name, parameters, tells_progress, no_images)
 
 
 def served_models(endpoint: Endpoint) -> list[ServedModel]:

@@ -117,6 +117,7 @@ class Harness:
         shared_tokens: int | None = None,
         is_background: bool = False,
         pin: bool = False,
+        reports_progress: bool = False,
         images: tuple[Image, ...] = (),
     ) -> str:
         request = Request(
@@ -134,6 +135,7 @@ class Harness:
             shared_tokens=shared_tokens,
             is_background=is_background,
             pin=pin,
+            reports_progress=reports_progress,
             images=images,
         )
         self.scheduler.add(self.scheduler.prepare(request))

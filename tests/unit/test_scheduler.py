@@ -487,6 +487,11 @@ def test_no_client_fills_the_queue_alone() -> None:
         ),
         (Request("a", pack((1,)), 4, SamplingParams(bad_words=((1, -1),))), "bad_words"),
         (Request("a", pack((1,)), 4, SamplingParams(bad_words=((),))), "bad_words"),
+        (
+            Request("a", pack((1,)), 4, SamplingParams(top_logprobs=0, logprob_token_ids=(-1,))),
+            "logprob_token_ids",
+        ),
+        (Request("a", pack((1,)), 4, SamplingParams(logprob_token_ids=(1,))), "logprob_token_ids"),
     ],
 )
 def test_what_can_never_be_served_is_refused_at_once(request_: Request, param: str) -> None:
@@ -565,3 +570,18 @@ def test_later_outputs_cache_no_more_than_is_shared() -> None:
     harness.finish()
     answer = Tokens([*tokens, *harness.output(request_id, 1), 0])
     assert harness.store.probe(DEFAULT_NAMESPACE, answer) == 8
+
+
+def test_a_request_that_asks_for_it_is_told_of_each_chunk_of_its_prompt() -> None:
+    harness = Harness(step_tokens=8, max_running=8)
+    silent = harness.add([1] * 30)
+    asking = harness.add([2] * 30, n=2, reports_progress=True)
+    harness.finish()
+    assert [event.read_tokens for event in harness.events[silent] if event.read_tokens] == []
+    told = [event for event in harness.events[asking] if event.read_tokens is not None]
+    read = [event.read_tokens or 0 for event in told if event.index == 0]
+    assert len(read) > 2
+    assert read == sorted(set(read))
+    assert read[-1] == 30
+    first_token = min(i for i, event in enumerate(harness.events[asking]) if event.token_ids)
+    assert harness.events[asking].index(told[-1]) < first_token or told[-1].index == 1

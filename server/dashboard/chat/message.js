@@ -2,12 +2,16 @@
 
 import { Markdown } from "../markdown/markdown.js";
 import { Drafted } from "../parts/drafted.js";
-import { count, percent, rate, seconds, whole } from "../parts/format.js";
+import { clock, count, percent, rate, seconds, whole } from "../parts/format.js";
 import { Component, html } from "../parts/html.js";
+import { Images } from "./images.js";
+
+const SHOWN_AFTER_MS = 2000; // of reading: before, a bar would only flicker
 
 export function Question({ message, siblings, isBusy, onChoose, onEdit }) {
   return html`
     <li class="message user">
+      <${Images} images=${message.images} />
       <${Editable} key=${message.id} message=${message} isBusy=${isBusy} onEdit=${onEdit}>
         <${Branches} message=${message} siblings=${siblings} onChoose=${onChoose} />
       <//>
@@ -20,6 +24,7 @@ export function Answer({ message, siblings, isBusy, onChoose, onRetry }) {
     <li class="message assistant" data-state=${message.state}>
       ${message.reasoning && html`
         <details class="reasoning"><summary>Reasoning</summary><p>${message.reasoning}</p></details>`}
+      ${message.progress && html`<${Reading} ...${message.progress} />`}
       <${Markdown} key=${message.id} text=${message.text} />
       ${message.calls.map((call) => html`<${Call} key=${call.id} call=${call} />`)}
       ${message.problem && html`<p class="problem" role="alert">${message.problem}</p>`}
@@ -30,6 +35,18 @@ export function Answer({ message, siblings, isBusy, onChoose, onRetry }) {
           <button class="quiet" disabled=${isBusy} onClick=${onRetry}>Retry</button>`}
       </footer>
     </li>`;
+}
+
+/** How much of a long prompt is read, and how long the rest takes at the pace so far. */
+function Reading({ total, cache, processed, time_ms: milliseconds }) {
+  if (milliseconds < SHOWN_AFTER_MS || processed >= total) return null;
+  const left = (milliseconds / 1000) * (total - processed) / (processed - cache);
+  return html`
+    <p class="reading">
+      <progress aria-label="The part of the prompt that is read" max=${total} value=${processed}></progress>
+      <span>reading the prompt: <b>${whole(processed)}</b> of ${count(total, "token")}</span>
+      ${processed > cache && html`<span>${clock(Math.ceil(left))} left</span>`}
+    </p>`;
 }
 
 function Call({ call }) {
@@ -51,7 +68,7 @@ class Editable extends Component {
   render({ message, isBusy, children }, { draft }) {
     if (draft === null) {
       return html`
-        <p class="text">${message.text}</p>
+        ${message.text && html`<p class="text">${message.text}</p>`}
         <footer>
           ${children}
           <button class="quiet" disabled=${isBusy}
@@ -63,7 +80,7 @@ class Editable extends Component {
                 onInput=${(event) => this.setState({ draft: event.target.value })}></textarea>
       <footer>
         <button class="quiet" onClick=${() => this.setState({ draft: null })}>Cancel</button>
-        <button class="primary" disabled=${isBusy || !draft.trim()}
+        <button class="primary" disabled=${isBusy || !(draft.trim() || message.images.length)}
                 onClick=${() => this.submit()}>Send as a new branch</button>
       </footer>`;
   }

@@ -13,7 +13,9 @@ const LEAST_SECONDS = 0.02; // of generating, for a rate that means something
  */
 export async function send({ messages, fields, answers, signal, onChange }) {
   const sent = performance.now();
-  const asked = { messages, n: answers.length, stream: true, stream_options: { include_usage: true } };
+  const asked = {
+    messages, n: answers.length, stream: true, stream_options: { include_usage: true }, return_progress: true,
+  };
   const response = await ask("v1/chat/completions", { signal, json: { ...fields, ...asked } });
   let first = null;
   let usage = null;
@@ -22,6 +24,7 @@ export async function send({ messages, fields, answers, signal, onChange }) {
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Error(chunk.error.message);
     usage = chunk.usage ?? usage;
+    for (const answer of answers) answer.progress = chunk.prompt_progress ?? null;
     for (const choice of chunk.choices) {
       if (note(answers[choice.index], choice)) first ??= performance.now();
     }

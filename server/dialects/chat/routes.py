@@ -192,10 +192,13 @@ class FunctionCallForm:
 
 _ROLE = to_json({"role": "assistant", "content": "", "refusal": None})
 _NO_CONTENT = to_json({"content": ""})
+_NOTHING = to_json({"index": 0, "delta": {}, "logprobs": None, "finish_reason": None})
 
 
 class ChatWriter(ChunkWriter):
     """The chunks of one streamed chat completion."""
+
+    nothing = _NOTHING
 
     def __init__(
         self,

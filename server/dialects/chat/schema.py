@@ -6,10 +6,11 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from server.dialects.openai import ChatConversation, Content, UsageBody
+from server.dialects.openai import ChatConversation, TextContent, UsageBody
 from server.dialects.openai_logprobs import ChoiceLogprobs
 from server.errors import UNSUPPORTED
 from server.generation.foreign_fields import Unsupported
+from server.generation.progress import ProgressBody
 from server.generation.request_fields import GenerationRequest, TokenLimit
 from server.json_model import RequestModel
 
@@ -20,7 +21,7 @@ class Prediction(RequestModel):
     """The expected answer, such as a file that the answer repeats with changes."""
 
     type: Literal["content"]
-    content: Content
+    content: TextContent
 
     @property
     def text(self) -> str:
@@ -195,4 +196,5 @@ class ChatChunk(TypedDict):
     system_fingerprint: str
     choices: list[ChunkChoice]
     service_tier: NotRequired[ServedTier]  # where the request names one
+    prompt_progress: NotRequired[ProgressBody]  # with return_progress, before the answer begins
     usage: NotRequired[UsageBody | None]  # set, to null or not, only with include_usage

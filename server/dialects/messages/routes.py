@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias, get_args
 
 from pydantic import BaseModel, Field
 from pydantic_core import to_json
@@ -18,6 +18,8 @@ from server.dialects.messages.read import as_chat, conversation
 from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Grew, Opened, Step
+from server.generation.images import with_images
+from server.generation.progress import ProgressBody
 from server.generation.requests import ServedModel, prepare_chat, without_output
 from server.http.stream import EVENT_STREAM, sse_event
 from server.json_model import AnswerType
@@ -121,6 +123,7 @@ class MessageStart(TypedDict):
 
 class Ping(TypedDict):
     type: Literal["ping"]
+    prompt_progress: NotRequired[ProgressBody]  # with return_progress
 
 
 class ContentBlockStart(TypedDict):
@@ -272,6 +275,9 @@ class MessageWriter(StreamWriter):
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         return self._begin() + b"".join(map(_block_event, steps))
 
+    def progress(self, body: ProgressBody) -> bytes:
+        return self._begin() + _event({"type": "ping", "prompt_progress": body})
+
     def keep_alive(self) -> bytes:
         return self._begin() + _PING
 
@@ -345,5 +351,6 @@ def create_message(body: MessagesRequest, model: ServedModel, record: RequestRec
 def count_tokens(body: CountTokensRequest, model: ServedModel, record: RequestRecord) -> TokenCount:
     """The number of prompt tokens that the same request to /v1/messages would have."""
     salt = record.cache_salt(body.cache_salt)
-    prompt = model.prompts.chat(conversation(body, model), model.replays, salt)
-    return TokenCount(input_tokens=len(prompt))
+    shown = with_images(conversation(body, model), model.engine, record)
+    prompt = model.prompts.chat(shown, model.replays, salt)
+    return TokenCount(input_tokens=len(prompt.tokens))

@@ -22,10 +22,13 @@ from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from server.dialects.openai_logprobs import TokenLogprobBody
 from server.dialects.openai_tools import ChatTool
 from server.dialects.thinking_fields import ThinkingFields
-from server.generation.conversation import MAX_MESSAGES
+from server.errors import UNSUPPORTED
+from server.generation.conversation import MAX_IMAGES, MAX_MESSAGES
 from server.generation.pooling import MAX_INPUTS
+from server.generation.progress import ProgressBody
 from server.generation.request_fields import (
     MODELS_OWN,
+    RETURN_PROGRESS,
     ModelsTemplate,
     NoSuffix,
     PrewarmRequest,
@@ -71,12 +74,12 @@ KeepAlive = Annotated[
 ]
 """Seconds; infinite where the model is to stay."""
 
-MAX_IMAGES = 64
 MAX_RAW_LOGPROBS = 5  # as of other text completions
 MAX_CONTEXT = 1 << 20
 
-Images = SkipJsonSchema[
-    Annotated[list[Any], Field(max_length=MAX_IMAGES), refused("this model takes none")]
+Images = Annotated[
+    list[str],
+    Field(max_length=MAX_IMAGES, fail_fast=True, description="Each in base64, or as a URL."),
 ]
 Context = SkipJsonSchema[
     Annotated[
@@ -127,6 +130,7 @@ class OllamaGenerationRequest(StructuredRequest, ThinkingFields, PrewarmRequest)
     keep_alive: KeepAlive | None = None
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
+    return_progress: bool = Field(False, description=RETURN_PROGRESS)
     cache_salt: str = Field("", max_length=256)
 
     @property
@@ -187,6 +191,13 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
     suffix: NoSuffix = ""
     template: ModelsTemplate = ""
     context: Context = Field(default_factory=list)
+
+    @field_validator("images")
+    @classmethod
+    def _in_a_chat(cls, images: list[str], info: ValidationInfo) -> list[str]:
+        if images and info.data.get("raw"):
+            raise PydanticCustomError(UNSUPPORTED, "not supported together with raw")
+        return images
 
     @field_validator("raw")
     @classmethod
@@ -314,6 +325,7 @@ class OllamaAnswer(TypedDict):
     eval_count: NotRequired[int]
     eval_duration: NotRequired[int]
     logprobs: NotRequired[list[TokenLogprobBody]]
+    prompt_progress: NotRequired[ProgressBody]  # with return_progress, before the answer begins
 
 
 class OllamaChatContent(TypedDict):

@@ -26,6 +26,7 @@ from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Step
 from server.generation.plan import AnswerPlan
 from server.generation.pooling import vector
+from server.generation.progress import ProgressBody
 from server.generation.requests import ServedModel
 from server.http.stream import NDJSON, json_line
 
@@ -187,6 +188,9 @@ class OllamaWriter(StreamWriter):
         if first:
             lines.append(_line(self._model, first + self._empty))
         return b"".join(lines)
+
+    def progress(self, body: ProgressBody) -> bytes:
+        return _line(self._model, _members({"prompt_progress": body}) + b"," + self._empty)
 
     def keep_alive(self) -> bytes:
         """A line that says nothing: clients read each as JSON."""

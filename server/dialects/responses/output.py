@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from server.dialects.error_shapes import ResponsesErrorEvent
 from server.dialects.openai_logprobs import TokenLogprobBody
+from server.generation.progress import ProgressBody
 from server.json_model import AnswerType
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -234,6 +235,7 @@ class StatusEvent(TypedDict):
     ]
     sequence_number: int
     response: ResponseBody
+    prompt_progress: NotRequired[ProgressBody]  # in progress, with return_progress
 
 
 class ItemEvent(TypedDict):

@@ -34,6 +34,7 @@ from server.dialects.responses.store import (
 from server.dialects.responses.tools import ClientTool
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Closed, Grew, Opened, Step
+from server.generation.progress import ProgressBody
 from server.generation.stream import kept_bytes
 from server.generation.tools import arguments_object, custom_input
 from server.http.stream import EVENT_STREAM, sse_event
@@ -366,6 +367,13 @@ class ResponseWriter(StreamWriter):
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
         """The last events repeat the whole answer."""
         return sum(map(kept_bytes, events))
+
+    def progress(self, body: ProgressBody) -> bytes:
+        members = b'"response":%b,%b' % (
+            self._in_progress(),
+            to_json({"prompt_progress": body})[1:-1],
+        )
+        return self._opening() + self._event("response.in_progress", members)
 
     def keep_alive(self) -> bytes:
         return self._opening() or self._status("response.in_progress", self._in_progress())

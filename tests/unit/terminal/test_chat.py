@@ -4,6 +4,7 @@ import json
 import re
 import stat
 from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,13 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.history import History, InMemoryHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
+from rich.console import Console
 
 from server.terminal.chat import COMMANDS, Conversation
 from server.terminal.chat_screen import (
     MAX_HISTORY_BYTES,
+    SHOWN_AFTER_MS,
+    Screen,
     WordWrap,
     history_file,
     history_in,
@@ -24,11 +28,13 @@ from server.terminal.client import (
     MAX_ERROR_CHARACTERS,
     Answer,
     EventStream,
+    PromptProgress,
     error_message,
     parse_chunk,
     parse_models,
 )
 from server.terminal.console import TerminalError, printable
+from tests.polling import until
 
 JsonObject = dict[str, object]
 
@@ -367,3 +373,37 @@ def test_lines_break_at_words_whatever_the_pieces(
 
 def test_a_word_is_seen_before_it_ends() -> None:
     assert WordWrap().take("Hel", WIDTH) == "Hel"
+
+
+def progress(processed: int, time_ms: int, total: int = 1000, cache: int = 200) -> PromptProgress:
+    return PromptProgress(total=total, cache=cache, processed=processed, time_ms=time_ms)
+
+
+def test_the_time_that_reading_a_prompt_takes_yet_is_at_its_pace_so_far() -> None:
+    assert progress(600, 4000).seconds_left == pytest.approx(4.0)
+    assert progress(1000, 4000).seconds_left == 0
+    assert progress(200, 4000).seconds_left is None
+    assert progress(0, 0, total=0, cache=0).share == 1
+
+
+def test_reading_is_shown_where_it_takes_long_and_gone_when_the_answer_comes() -> None:
+    shown = StringIO()
+    console = Console(file=shown, force_terminal=True, width=100)
+    screen = Screen(input, console, console)
+    with screen.reading() as reading:
+        reading(progress(300, SHOWN_AFTER_MS // 2))
+        assert shown.getvalue() == ""
+        reading(progress(600, 4000))
+        until(lambda: "600 of 1,000 tokens, 0:04 left" in shown.getvalue())
+        reading(None)
+        length = len(shown.getvalue())
+        screen.answer("Hello")
+        assert shown.getvalue()[length:] == "Hello"
+
+
+def test_reading_is_not_shown_in_a_pipe() -> None:
+    shown = StringIO()
+    console = Console(file=shown, force_terminal=False)
+    with Screen(input, console, console).reading() as reading:
+        reading(progress(600, 4000))
+    assert shown.getvalue() == ""
