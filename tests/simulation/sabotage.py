@@ -267,7 +267,7 @@ SABOTAGES: Sequence[Sabotage] = (
         KVStore,
         "_ensure_private",
         _write_shared,
-        581,
+        582,
         "is written and shared",
     ),
     Sabotage(
@@ -291,7 +291,7 @@ SABOTAGES: Sequence[Sabotage] = (
         SlotPool,
         "forget",
         _nothing,
-        16,
+        587,
         "another's window is attached",
     ),
     Sabotage(
@@ -315,7 +315,7 @@ SABOTAGES: Sequence[Sabotage] = (
         DiskLoader,
         "_end",
         _publish_whole_load,
-        582,
+        634,
         "a block of other tokens",
     ),
     Sabotage(
@@ -331,7 +331,7 @@ SABOTAGES: Sequence[Sabotage] = (
         RecurrentState,
         "end_snapshot",
         _keep_draft_state,
-        616,
+        619,
         "the state of another prefix",
     ),
     Sabotage(
