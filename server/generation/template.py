@@ -173,7 +173,7 @@ def template_messages(
     """
     names: dict[str, str] = {}
     ids = _CallIds(traits)
-    rendered = []
+    rendered = list[Mapping[str, object]]()
     for message in messages:
         for call in message.calls:
             names[call.id] = call.name
