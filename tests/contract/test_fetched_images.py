@@ -59,10 +59,11 @@ class Site(BaseHTTPRequestHandler):
     """Answers by the first word of the path."""
 
     hosts: list[str]
+    server: ThreadingHTTPServer
 
     def do_GET(self) -> None:
         self.hosts.append(self.headers["Host"])
-        port = self.server.server_address[1]
+        port = self.server.server_port
         match self.path.split("/")[1]:
             case "cat":
                 self._send(200, IMAGE + b"cat")

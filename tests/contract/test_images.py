@@ -287,8 +287,8 @@ def test_a_model_without_images(dialect: Dialect) -> None:
     ],
 )
 def test_parts_that_are_not_served(http: httpx.Client, part: dict[str, Any]) -> None:
-    body = {"messages": [{"role": "user", "content": ["x", part]}]}
-    body["messages"][0]["content"][0] = {"type": "text", "text": "x"}
+    content = [{"type": "text", "text": "x"}, part]
+    body = {"messages": [{"role": "user", "content": content}]}
     said = refusal(http.post("/v1/chat/completions", json=body))
     assert said.startswith("messages[0].content[1]")
 
@@ -396,7 +396,8 @@ def test_a_stream_is_kept_alive_while_its_images_are_prepared(
 ) -> None:
     """Other requests are answered meanwhile, and a client may leave."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    engine = FakeEngine(card=SEEING, preparing=Gate())
+    gate = Gate()
+    engine = FakeEngine(card=SEEING, preparing=gate)
     settings = Settings(port=0, keepalive_seconds=0.05)
     body = {**chat_body(ENCODED), "stream": True}
     with running(engine, settings) as url, httpx.Client(base_url=url, timeout=20) as http:
@@ -405,7 +406,7 @@ def test_a_stream_is_kept_alive_while_its_images_are_prepared(
             assert next(chunks).startswith(b":")
             other = httpx.post(f"{url}/v1/chat/completions", json={"messages": MESSAGES_OF_TEXT})
             assert other.status_code == 200
-            engine.preparing.open()
+            gate.open()
             assert b"[DONE]" in b"".join(chunks)
         engine.preparing = Gate()
         left = {**chat_body(base64.b64encode(IMAGE + b"left").decode()), "stream": False}

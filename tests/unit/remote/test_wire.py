@@ -18,6 +18,7 @@ from engine.process.sockets import FrameBuffer, ProtocolError
 from engine.remote import wire
 from engine.remote.calls import CALLS
 from engine.remote.wire import CANCEL, CallMessage, Kind, Raised
+from engine.values.images import Detail, Image, PreparedImage
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import (
     Alternative,
