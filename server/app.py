@@ -111,7 +111,7 @@ def create_app(
                 output=output,
                 answers=answers,
                 tracker=tracker,
-                may_take_images=lambda: models.may_take_images,
+                may_take_images=models.may_take_images,
             )
         ],
         redirect_slashes=False,

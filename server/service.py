@@ -134,7 +134,7 @@ class RequestContext:
         deleted at the end of the request.
         """
         service = self.service
-        if not service.models.may_take_images:
+        if not service.models.may_take_images():
             return None
         most = service.settings.max_body_bytes
         too_large = partial(body_too_large, most)

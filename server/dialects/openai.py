@@ -18,10 +18,10 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError, to_json
 from typing_extensions import TypedDict
 
-from engine.values.images import Detail
 from engine.values.output import FinishReason
 from server.dialects.error_shapes import openai_error
 from server.dialects.files import FileFields
+from server.dialects.image_fields import ImageUrlPart
 from server.dialects.job import StreamWriter, wire_json
 from server.dialects.openai_tools import (
     AllowedToolChoice,
@@ -46,10 +46,7 @@ from server.generation.conversation import (
     MAX_PARTS,
     ROLES,
     Conversation,
-    ImageData,
     ImagePart,
-    ImageSource,
-    ImageUrl,
     Part,
     Text,
     check_choice,
@@ -95,45 +92,6 @@ class FilePart(RequestModel):
 
     def value(self) -> Text:
         return Text(self.file.required_text())
-
-
-ImageDetail = Literal["auto", "low", "high", "original"]
-
-
-def image_source(url: str) -> ImageSource:
-    """The source of an image that a client names by a URL, which may be one with its data."""
-    is_elsewhere = url[:8].lower().startswith(("http://", "https://"))
-    return ImageUrl(url) if is_elsewhere else ImageData(url)
-
-
-def image_detail(detail: ImageDetail) -> Detail:
-    """How large an image is shown, as OpenAI's clients have it."""
-    return Detail.LOW if detail == "low" else Detail.FULL
-
-
-class ImageUrlParam(RequestModel):
-    url: str = Field(
-        description="A data: URL; one of http or https where the settings allow its host."
-    )
-    detail: ImageDetail = Field(
-        "auto", description="`low` shows the image with the fewest tokens that the model allows."
-    )
-
-
-def _as_image_url(value: object) -> object:
-    return {"url": value} if isinstance(value, str) else value
-
-
-class ImageUrlPart(RequestModel):
-    """An image."""
-
-    type: Literal["image_url"]
-    image_url: Annotated[
-        ImageUrlParam, BeforeValidator(_as_image_url, json_schema_input_type=str | ImageUrlParam)
-    ]
-
-    def value(self) -> ImagePart:
-        return ImagePart(image_source(self.image_url.url), image_detail(self.image_url.detail))
 
 
 def _text(text: object) -> dict[str, object]:

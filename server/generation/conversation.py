@@ -236,6 +236,11 @@ class Conversation:
     cache_salt: str = ""
 
     @property
+    def images(self) -> Sequence[ImagePart]:
+        """The images of its messages, in their order."""
+        return [part for message in self.messages for part in message.images]
+
+    @property
     def known_tools(self) -> Sequence[Tool]:
         """The tools that the model may know: all but deferred ones that no message has made known,
         and that the choice does not name. Of several by one name the first counts.

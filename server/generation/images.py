@@ -24,7 +24,7 @@ def with_images(conversation: Conversation, engine: Engine, record: RequestRecor
     """The conversation with its images as the model takes them. Raises UnpreparedImages, and
     ApiError (400) where the model takes none.
     """
-    images = [part for message in conversation.messages for part in message.images]
+    images = conversation.images
     if not images:
         return conversation
     card = engine.card

@@ -141,7 +141,7 @@ class PromptEncoder:
         Raises ApiError (400) with the template's words when it refuses the messages, and when they
         have more tokens than a sequence may have.
         """
-        images = [part for message in conversation.messages for part in message.images]
+        images = conversation.images
         prepared = [part.prepared for part in images if part.prepared is not None]
         assert len(prepared) == len(images), "images are prepared before their prompt is made"
         positions = list[int]()

@@ -173,8 +173,9 @@ def prepare_chat(
     Raises ApiError (400) for what the model cannot serve, and UnpreparedImages.
     """
     check_task(model, Task.GENERATE)
-    shown = with_images(chat.conversation, model.engine, record)
-    chat = replace(chat, conversation=shown)
+    if chat.conversation.images:
+        shown = with_images(chat.conversation, model.engine, record)
+        chat = replace(chat, conversation=shown)
     salt = record.cache_salt(chat.conversation.cache_salt)
     prompt, images = encoded = model.prompts.chat(chat.conversation, model.replays, salt)
     prediction = tuple[int, ...]()

@@ -85,7 +85,6 @@ class ModelRegistry:
         self._read_prompt: ReadPrompt
         self.downloads: Downloads
 
-    @property
     def may_take_images(self) -> bool:
         """Whether a model takes images, or may when it is loaded."""
         cards = [model.card for model in self.known.values()]

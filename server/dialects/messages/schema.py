@@ -13,8 +13,9 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
+from server.dialects.image_fields import image_source
 from server.dialects.messages.client_tools import ClientTool, client_tool
-from server.dialects.openai import as_parts, image_source
+from server.dialects.openai import as_parts
 from server.dialects.thinking_fields import ThinkingFields
 from server.errors import UNSUPPORTED
 from server.generation.conversation import (

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+from server.dialects.image_fields import image_source
 from server.dialects.ollama.schema import (
     OllamaChatRequest,
     OllamaEmbedding,
@@ -13,7 +14,7 @@ from server.dialects.ollama.schema import (
     OllamaGenerationRequest,
     OllamaMessageParam,
 )
-from server.dialects.openai import image_source, served_tools
+from server.dialects.openai import served_tools
 from server.errors import UNSUPPORTED, invalid, refused_field
 from server.generation.conversation import (
     ROLES,

@@ -7,7 +7,8 @@ from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.dialects.files import FileFields
-from server.dialects.openai import ImageDetail, as_parts, image_detail, image_source
+from server.dialects.image_fields import ImageDetail, image_detail, image_source
+from server.dialects.openai import as_parts
 from server.generation.conversation import MAX_PARTS, ImagePart, ReasoningEffort, StoredImage
 from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
 from server.json_model import (
