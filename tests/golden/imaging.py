@@ -22,11 +22,16 @@ from mlx.nn.layers.base import Module
 from engine.images.layout import ImageLayout, image_layout
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.loading.loader import load_weights, open_images, open_model
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.vision.families import KimiVL
 from engine.mlx_backend.vision.modules import PACKAGE, vision_modules
 from engine.values.images import Image, PreparedImage
+from engine.values.output import TokenLogprob
+from engine.values.request import Request, SamplingParams
 from engine.values.settings import KVFormat
-from tests.offline import Served
+from engine.values.tokens import pack
+from tests.golden.driving import random_tokens
+from tests.offline import OfflineDaemon, Room, Served
 
 STEP_TOKENS = 120
 Logits = npt.NDArray[np.float32]
@@ -316,3 +321,71 @@ _COMPUTE: Mapping[str, Callable[[Module, list[int], Sequence[Image]], mx.array]]
     "gemma3": _compute_gemma3,
     "gemma4": _compute_gemma4,
 }
+
+
+ROOM = Room(n_blocks=128, block_size=8, max_running=8, step_tokens=STEP_TOKENS)
+GREEDY = SamplingParams(temperature=0, top_logprobs=5)
+N_TOKENS = 8
+
+TOLERANCES = {"qwen3_5": 1e-3}
+"""Of log-probabilities; 1e-4 without an entry. Random recurrent weights amplify what is rounded."""
+
+
+class Bench:
+    """A family's model as it is served, and its whole model to compare with."""
+
+    def __init__(self, scene: Scene, served: Served) -> None:
+        self.scene, self.served = scene, served
+        self.whole = WholeModel(scene)
+
+    def daemon(self, room: Room = ROOM, attention: Attention | None = None) -> OfflineDaemon:
+        return OfflineDaemon(self.served, attention or self.served.execution.attention, room)
+
+    def text(self, n_tokens: int, seed: int) -> list[int]:
+        """Tokens of text."""
+        return random_tokens(n_tokens, seed)
+
+    def expect(self, prompt: Prompt, said: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
+        """The answer is greedy by the whole model, and log-probabilities are the whole model's."""
+        assert len(said) == len(logprobs) == N_TOKENS
+        tolerance = TOLERANCES.get(self.scene.family, 1e-4)
+        assert self.error(prompt, said, logprobs) < tolerance
+
+    def error(self, prompt: Prompt, said: Sequence[int], logprobs: Sequence[TokenLogprob]) -> float:
+        """The largest difference of a log-probability from the whole model's, and of a token's from
+        the best.
+        """
+        tokens, images = prompt
+        logits = self.whole.logits([*tokens, *said], images)[len(tokens) - 1 : -1]
+        expected = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+        errors = [
+            max(own.max() - own[token], *(abs(own[at] - logprob) for at, logprob in found.top))
+            for own, token, found in zip(expected, said, logprobs, strict=True)
+        ]
+        return float(max(errors))
+
+
+def request_of(name: str, prompt: Prompt) -> Request:
+    tokens, images = prompt
+    return Request(
+        name,
+        pack(tokens),
+        max_tokens=N_TOKENS,
+        sampling=GREEDY,
+        ignore_eos=True,
+        images=images,
+    )
+
+
+def prompts_of(bench: Bench) -> dict[str, Prompt]:
+    """Images at every place of a prompt."""
+    scene, text = bench.scene, bench.text
+    one, other = scene.image(1), scene.image(2, 3, 2)
+    return {
+        "middle": scene.prompt(text(9, 1), one, text(7, 2)),
+        "first": scene.prompt(one, text(11, 3)),
+        "two": scene.prompt(text(5, 4), one, text(6, 5), other, text(8, 6)),
+        "in a row": scene.prompt(text(4, 7), one, other, text(5, 8)),
+        "twice": scene.prompt(text(3, 9), other, text(4, 10), other, text(2, 11)),
+        "text": scene.prompt(text(30, 12)),
+    }
