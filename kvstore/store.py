@@ -116,12 +116,10 @@ class KVStore:
         match, losses = self._resumable(found, tokens)
         args = self.groups, reserve_tokens, spare_blocks, shared_tokens
         while isinstance(lease := self._lease(namespace, tokens, match, *args), Refusal):
-            if not (n_tail := match.n_tokens % self.block_size):
+            if not (tail := match.n_tokens % self.block_size):
                 return lease
             # A copy of the partly matched block may need that very block: adopt whole blocks only.
-            match, _ = self._resumable(
-                match.until(match.n_tokens - n_tail, self.block_size), tokens
-            )
+            match, _ = self._resumable(match.until(match.n_tokens - tail, self.block_size), tokens)
         if self.tree is not None:
             self.tree.touch(match)
         for group, n_tokens in zip(self.groups, losses, strict=True):
