@@ -116,11 +116,10 @@ class KVStore:
         match, losses = self._resumable(found, tokens)
         args = self.groups, reserve_tokens, spare_blocks, shared_tokens
         while isinstance(lease := self._lease(namespace, tokens, match, *args), Refusal):
-            if not (tail_tokens := match.n_tokens % self.block_size):
+            if not (tail := match.n_tokens % self.block_size):
                 return lease
             # A copy of the partly matched block may need that very block: adopt whole blocks only.
-            whole = match.until(match.n_tokens - tail_tokens, self.block_size)
-            match, _ = self._resumable(whole, tokens)
+            match, _ = self._resumable(match.until(match.n_tokens - tail, self.block_size), tokens)
         if self.tree is not None:
             self.tree.touch(match)
         for group, n_tokens in zip(self.groups, losses, strict=True):
@@ -189,13 +188,12 @@ class KVStore:
         return self.tree.match(namespace, tokens.packed(0, n_tokens))
 
     def _resumable(self, match: Match, tokens: Tokens) -> tuple[Match, list[int]]:
-        """The longest beginning of the match after which all groups can resume, and which cuts no
-        image that is computed as a whole; and the tokens that are lost to each group.
+        """The longest beginning of the match after which all groups can resume and which cuts no
+        image of `tokens.wholes`, and the tokens lost to each group.
         """
         losses, n_tokens, tried = [0] * len(self.groups), match.n_tokens, None
         while n_tokens != tried:
-            tried = n_tokens
-            n_tokens = tokens.whole_until(n_tokens)
+            tried, n_tokens = n_tokens, tokens.whole_until(n_tokens)
             for index, group in enumerate(self.groups):
                 point = group.resume_point(match.blocks, n_tokens)
                 losses[index] += n_tokens - point

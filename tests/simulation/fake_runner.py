@@ -114,9 +114,8 @@ class BatchRow:
 
 @dataclass(slots=True)
 class Flight:
-    """A step that has been submitted.
-
-    `kv`: of its sampling rows, after their own last token and after each token of their drafts.
+    """A step that has been submitted. `kv`: of its sampling rows, after their last tokens and after
+    each token of their drafts.
     """
 
     plan: StepPlan

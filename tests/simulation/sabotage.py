@@ -451,7 +451,7 @@ SABOTAGES: Sequence[Sabotage] = (
         PlannedRow,
         "is_current",
         property(_of_any_lease),
-        3434,
+        3082,
         "is to be written, and has 2 references",
     ),
     Sabotage(
