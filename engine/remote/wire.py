@@ -62,7 +62,8 @@ class Call(Generic[P, R]):
 
     def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
         hints = get_type_hints(method)
-        self.result: TypeAdapter[R] = TypeAdapter(hints.pop("return"))
+        result: Any = hints.pop("return") | None  # a dataclass alone takes no config
+        self.result: TypeAdapter[R] = TypeAdapter(result, config=BYTES)
         arguments: Any = GenericAlias(tuple, tuple(hints.values()))
         self.arguments: TypeAdapter[tuple[Any, ...]] = TypeAdapter(arguments, config=BYTES)
         self.name = method.__name__

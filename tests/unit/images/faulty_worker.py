@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from engine.images import wire, worker
+from engine.images.decode import decode
 from engine.images.processors import Processor
 from engine.images.wire import PrepareJob, PrepareReport
 
@@ -34,7 +35,10 @@ def prepare(processor: Processor, job: PrepareJob) -> PrepareReport:
         case [name, *_] if name.startswith(b"sleep"):
             time.sleep(1e6)
         case [b"memory"]:
-            worker.decode = lambda encoded: bytes(wire.MEMORY_BYTES)  # type: ignore[assignment,return-value]
+            vars(worker)["decode"] = lambda encoded: bytes(wire.MEMORY_BYTES)
+            report = sound(processor, job)
+            vars(worker)["decode"] = decode
+            return report
         case [b"nonsense"]:
             os.write(int(sys.argv[1]), b"\4\0\0\0nope")
             time.sleep(1e6)
@@ -46,6 +50,5 @@ def prepare(processor: Processor, job: PrepareJob) -> PrepareReport:
 
 
 if __name__ == "__main__":
-    worker.PROCESSOR_SECONDS = 1
-    worker.prepare = prepare
+    vars(worker).update(PROCESSOR_SECONDS=1, prepare=prepare)
     worker.main()

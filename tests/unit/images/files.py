@@ -106,20 +106,19 @@ def saved_picture(random: Random) -> Picture:
     """JPEG in colours, grey and CMYK, WebP, and GIF, turned by EXIF, as Pillow itself saves and
     reads them.
     """
-    kind, mode, options = random.choice(
-        [
-            ("JPEG", "RGB", {"quality": 90}),
-            ("JPEG", "RGB", {"progressive": True, "quality": 60}),
-            ("JPEG", "L", {}),
-            ("JPEG", "CMYK", {}),
-            ("WEBP", "RGB", {"lossless": True}),
-            ("WEBP", "RGBA", {"lossless": True, "exact": True}),
-            ("WEBP", "RGB", {"quality": 50}),
-            ("PNG", "RGB", {}),
-            ("GIF", "P", {}),
-            ("GIF", "L", {}),
-        ]
-    )
+    choices: Sequence[tuple[str, str, dict[str, Any]]] = [
+        ("JPEG", "RGB", {"quality": 90}),
+        ("JPEG", "RGB", {"progressive": True, "quality": 60}),
+        ("JPEG", "L", {}),
+        ("JPEG", "CMYK", {}),
+        ("WEBP", "RGB", {"lossless": True}),
+        ("WEBP", "RGBA", {"lossless": True, "exact": True}),
+        ("WEBP", "RGB", {"quality": 50}),
+        ("PNG", "RGB", {}),
+        ("GIF", "P", {}),
+        ("GIF", "L", {}),
+    ]
+    kind, mode, options = random.choice(choices)
     draws = np.random.default_rng(random.getrandbits(32))
     size = random.randint(1, 60), random.randint(1, 60)
     channels = {"L": 1, "P": 1, "CMYK": 4, "RGBA": 4}.get(mode, 3)

@@ -3,8 +3,10 @@
 import io
 import struct
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from random import Random
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from engine.images.decode import MAX_ENCODED_BYTES, UnreadableImage, decode
 from tests.unit.images.files import (
     PICTURES,
     SIGNATURE,
+    Picture,
     chunk,
     encoded_png,
     gif,
@@ -24,6 +27,8 @@ from tests.unit.images.files import (
 
 SEEDS = range(60)
 
+Maker: TypeAlias = Callable[[Random], Picture]
+
 
 def refusal(encoded: bytes) -> str:
     with pytest.raises(UnreadableImage) as refused:
@@ -31,7 +36,7 @@ def refusal(encoded: bytes) -> str:
     return str(refused.value)
 
 
-def jpeg(**options: object) -> bytes:
+def jpeg(**options: Any) -> bytes:
     encoded = io.BytesIO()
     Image.open(io.BytesIO(noise(40, 30))).save(encoded, "JPEG", **options)
     return encoded.getvalue()
@@ -39,7 +44,7 @@ def jpeg(**options: object) -> bytes:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("make", PICTURES)
-def test_an_image_is_read_as_it_looks(make, seed) -> None:
+def test_an_image_is_read_as_it_looks(make: Maker, seed: int) -> None:
     picture = make(Random(seed))
     found = decode(picture.encoded)
     assert found.mode == "RGB"
@@ -62,7 +67,7 @@ def test_the_first_frame_of_an_animated_png_and_of_a_webp_is_read() -> None:
 
 
 @pytest.mark.parametrize("size", [(50_000, 50_000), (2**31 - 1, 1), (40_000_001, 1), (6400, 6251)])
-def test_pixels_are_counted_in_the_header(size) -> None:
+def test_pixels_are_counted_in_the_header(size: tuple[int, int]) -> None:
     rows = zlib.compress(bytes(1_000_000), 9)
     encoded = SIGNATURE + header(*size) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
     assert len(encoded) < 2_000
@@ -121,7 +126,7 @@ def test_encoded_bytes_are_counted() -> None:
         (b"RIFF\0\0\0\0WEBP", "WEBP"),
     ],
 )
-def test_what_is_no_image_is_refused_in_words(encoded, words) -> None:
+def test_what_is_no_image_is_refused_in_words(encoded: bytes, words: str) -> None:
     assert words in refusal(encoded)
 
 
@@ -135,7 +140,7 @@ def test_files_that_are_something_else_as_well_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
-def test_a_file_that_is_cut_anywhere_is_refused(kind) -> None:
+def test_a_file_that_is_cut_anywhere_is_refused(kind: str) -> None:
     encoded = io.BytesIO()
     Image.open(io.BytesIO(noise(24, 24))).convert("P" if kind == "GIF" else "RGB").save(
         encoded, kind
@@ -147,7 +152,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(kind) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_bytes_after_a_valid_beginning_never_do_more_than_be_refused(seed) -> None:
+def test_bytes_after_a_valid_beginning_never_do_more_than_be_refused(seed: int) -> None:
     random = Random(seed)
     beginnings = (
         SIGNATURE,
@@ -161,7 +166,7 @@ def test_bytes_after_a_valid_beginning_never_do_more_than_be_refused(seed) -> No
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_changed_bytes_never_do_more_than_be_refused(seed) -> None:
+def test_changed_bytes_never_do_more_than_be_refused(seed: int) -> None:
     random = Random(seed)
     encoded = bytearray(random.choice(PICTURES)(random).encoded)
     for _ in range(random.randint(1, 6)):

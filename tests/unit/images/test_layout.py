@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,7 @@ def pixtral_class(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module(f"{package}.processing_pixtral").PixtralProcessor
 
 
-def layout_of(name: str, directory: Any) -> tuple[ImageLayout, Tokenizer]:
+def layout_of(name: str, directory: Path) -> tuple[ImageLayout, Tokenizer]:
     checkpoint = write_settings(name, directory)
     layout = image_layout(checkpoint)
     assert layout is not None
@@ -45,7 +46,9 @@ def ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 @pytest.mark.parametrize(("name", "merge"), [("pixtral", 1), ("mistral3", 2)])
 @pytest.mark.parametrize("rows", [2, 6])
 @pytest.mark.parametrize("columns", [2, 4])
-def test_pixtral(tmp_path, pixtral_class, name, merge, rows, columns) -> None:
+def test_pixtral(
+    tmp_path: Path, pixtral_class: Any, name: str, merge: int, rows: int, columns: int
+) -> None:
     layout, tokenizer = layout_of(name, tmp_path)
     processor = SimpleNamespace(
         patch_size=4,
@@ -63,7 +66,7 @@ def test_pixtral(tmp_path, pixtral_class, name, merge, rows, columns) -> None:
 
 @pytest.mark.parametrize("name", [name for name in VISION_FAMILIES if name.startswith("qwen")])
 @pytest.mark.parametrize("grid", [(1, 2, 2), (1, 4, 6)])
-def test_qwen(tmp_path, name, grid) -> None:
+def test_qwen(tmp_path: Path, name: str, grid: tuple[int, ...]) -> None:
     import numpy as np  # noqa: PLC0415
 
     layout, tokenizer = layout_of(name, tmp_path)
@@ -76,7 +79,7 @@ def test_qwen(tmp_path, name, grid) -> None:
     assert prepared.image.runs == ((0, len(prepared.tokens)),)
 
 
-def test_gemma3(tmp_path) -> None:
+def test_gemma3(tmp_path: Path) -> None:
     layout, tokenizer = layout_of("gemma3", tmp_path)
     parts = "<image_soft_token>" * 9
     sequence = f"\n\n<start_of_image>{parts}<end_of_image>\n\n"
@@ -90,7 +93,7 @@ def test_gemma3(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("attention", ["vision", None])
-def test_gemma4(tmp_path, attention) -> None:
+def test_gemma4(tmp_path: Path, attention: str | None) -> None:
     checkpoint = write_settings("gemma4", tmp_path)
     config = json.loads((checkpoint / "config.json").read_text())
     config["text_config"]["use_bidirectional_attention"] = attention
@@ -105,7 +108,7 @@ def test_gemma4(tmp_path, attention) -> None:
     assert prepared.image.is_whole is (attention == "vision")
 
 
-def test_kimi(tmp_path) -> None:
+def test_kimi(tmp_path: Path) -> None:
     layout, tokenizer = layout_of("kimi_vl", tmp_path)
     prepared = layout.prepared(DIGEST, (4, 6), "file")
     assert prepared.tokens == ids(tokenizer, "<|media_pad|>" * 6)
@@ -122,12 +125,12 @@ def test_kimi(tmp_path) -> None:
         ("Kimi-VL-A3B", 255 * 5),
     ],
 )
-def test_the_most_tokens_of_published_checkpoints(tmp_path, name, most) -> None:
+def test_the_most_tokens_of_published_checkpoints(tmp_path: Path, name: str, most: int) -> None:
     layout, _ = layout_of(name, tmp_path)
     assert layout.max_tokens == most
 
 
-def test_gemma_3_has_256_tokens_for_an_image_and_some_around_it(tmp_path) -> None:
+def test_gemma_3_has_256_tokens_for_an_image_and_some_around_it(tmp_path: Path) -> None:
     layout, tokenizer = layout_of("gemma-3-4b", tmp_path)
     assert layout.max_tokens == 256 + 2 + 2 * len(ids(tokenizer, "\n\n"))
     assert layout.prepared(DIGEST, (64, 64), "file").image.n_tokens == 256
@@ -137,13 +140,15 @@ def test_gemma_3_has_256_tokens_for_an_image_and_some_around_it(tmp_path) -> Non
 @pytest.mark.parametrize(
     "grid", [(), (4,), (0, 4), (4, 0), (-4, -4), (1, 10**9, 10**9), (1000, 1000)]
 )
-def test_grids_that_no_image_has_are_refused(tmp_path, name, grid) -> None:
+def test_grids_that_no_image_has_are_refused(
+    tmp_path: Path, name: str, grid: tuple[int, ...]
+) -> None:
     layout, _ = layout_of(name, tmp_path)
     with pytest.raises(ValueError):  # noqa: PT011 - of any kind
         layout.prepared(DIGEST, grid, "file")
 
 
-def test_checkpoints_without_images(tmp_path) -> None:
+def test_checkpoints_without_images(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     assert image_layout(tmp_path) is None
     (tmp_path / "config.json").write_text('{"model_type": "new", "vision_config": {"a": 1}}')
@@ -160,7 +165,9 @@ def test_checkpoints_without_images(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", VISION_FAMILIES)
 @pytest.mark.parametrize("value", ["x", [], {}, None, 0, -1])
-def test_settings_of_any_kind_are_a_reason_at_worst(tmp_path, name, value) -> None:
+def test_settings_of_any_kind_are_a_reason_at_worst(
+    tmp_path: Path, name: str, value: object
+) -> None:
     checkpoint = write_settings(name, tmp_path)
     for file in ("config.json", "preprocessor_config.json", "processor_config.json"):
         whole = json.loads((checkpoint / file).read_text())

@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from random import Random
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -27,6 +27,8 @@ from tests.unit.images.checkpoint import PUBLISHED, write_settings
 from tests.unit.images.files import PICTURES
 from tests.vision_checkpoints import VISION_FAMILIES
 
+Checkpoints: TypeAlias = Callable[[str], Path]
+
 NAMES = [*VISION_FAMILIES, *PUBLISHED]
 SEEDS = range(5)
 
@@ -35,7 +37,7 @@ PATCHES = {"pixtral": 4, "mistral3": 8, "pixtral-12b": 16, "Mistral-Small-3.1": 
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     written: dict[str, Path] = {}
 
     def checkpoint(name: str) -> Path:
@@ -99,7 +101,9 @@ def expected(name: str, checkpoint: Path, image: Image.Image, detail: Detail) ->
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "imi" not in name])
 @pytest.mark.parametrize("detail", list(Detail))
-def test_pixels_are_those_of_transformers(checkpoints, name, detail) -> None:
+def test_pixels_are_those_of_transformers(
+    checkpoints: Checkpoints, name: str, detail: Detail
+) -> None:
     checkpoint = checkpoints(name)
     processor = Processor(checkpoint)
     for seed in SEEDS:
@@ -119,7 +123,7 @@ def test_pixels_are_those_of_transformers(checkpoints, name, detail) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_images_with_alpha_and_of_all_kinds_are_as_transformers_reads_them(
-    checkpoints, seed
+    checkpoints: Checkpoints, seed: int
 ) -> None:
     """transformers composes on white, too. Grey of 16 bits, and of few bits with transparency, is
     cut or mistaken there.
@@ -137,9 +141,11 @@ def test_images_with_alpha_and_of_all_kinds_are_as_transformers_reads_them(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # mlx-vlm's use of Pillow
 @pytest.mark.parametrize("pads", [True, False])
 @pytest.mark.parametrize("limit", [40, 4096])
-def test_pixels_of_kimi_are_those_of_mlx_vlm(tmp_path, kimi_class, pads, limit) -> None:
+def test_pixels_of_kimi_are_those_of_mlx_vlm(
+    tmp_path: Path, kimi_class: Any, pads: bool, limit: int
+) -> None:
     checkpoint = write_settings("kimi_vl", tmp_path)
-    settings = {"patch_size": 4, "pad_input": pads, "in_token_limit": limit}
+    settings: dict[str, Any] = {"patch_size": 4, "pad_input": pads, "in_token_limit": limit}
     settings |= {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.25, 0.2]}
     (checkpoint / "preprocessor_config.json").write_text(json.dumps(settings))
     processor, reference = Processor(checkpoint), kimi_class(**settings)
@@ -152,7 +158,9 @@ def test_pixels_of_kimi_are_those_of_mlx_vlm(tmp_path, kimi_class, pads, limit) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_digest_is_of_pixels_grid_and_settings(checkpoints, tmp_path, name) -> None:
+def test_a_digest_is_of_pixels_grid_and_settings(
+    checkpoints: Checkpoints, tmp_path: Path, name: str
+) -> None:
     processor, image = Processor(checkpoints(name)), picture(3, most=300)
     pixels = processor.pixels(image, Detail.FULL)
     digest = processor.digest(pixels)
@@ -169,7 +177,7 @@ def test_a_digest_is_of_pixels_grid_and_settings(checkpoints, tmp_path, name) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_image_has_more_tokens_than_the_layout_says(checkpoints, name) -> None:
+def test_no_image_has_more_tokens_than_the_layout_says(checkpoints: Checkpoints, name: str) -> None:
     checkpoint = checkpoints(name)
     processor, layout = Processor(checkpoint), image_layout(checkpoint)
     assert layout is not None
@@ -189,7 +197,7 @@ def test_no_image_has_more_tokens_than_the_layout_says(checkpoints, name) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_low_detail_has_at_most_as_many_tokens_as_full(checkpoints, name) -> None:
+def test_low_detail_has_at_most_as_many_tokens_as_full(checkpoints: Checkpoints, name: str) -> None:
     checkpoint = checkpoints(name)
     processor, layout = Processor(checkpoint), image_layout(checkpoint)
     assert layout is not None
