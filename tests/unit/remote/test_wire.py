@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
+from engine.api import (
+    EngineStopped,
+    ImagesBusy,
+    InvalidImage,
+    InvalidRequest,
+    ModelError,
+    NoGrammars,
+    QueueFull,
+)
 from engine.core.commit import PROMPT_LOGPROBS_AT_ONCE
 from engine.process import sockets as frames
 from engine.process.sockets import FrameBuffer, ProtocolError
@@ -77,6 +85,14 @@ EXAMPLES: Sequence[tuple[str, tuple[object, ...], object]] = (
     ("submit", (REQUEST,), None),
     ("abort", ("a",), None),
     ("check", (REQUEST,), None),
+    (
+        "prepare_image",
+        ("/images/a", "/images", Detail.LOW),
+        PreparedImage(
+            Image(bytes(range(224, 256)), ((1, 2), (4, 2)), (2, 2), "/images/b.npy", is_whole=True),
+            (3, 5, 5, 4, 5, 5, 3),
+        ),
+    ),
     ("stats", (), STATS),
     ("clear_cache", ("name", frozenset({CacheTier.DISK})), Cleared(3, 4)),
     ("prepare_image", ("/a/b", "/a", Detail.LOW), PreparedImage(IMAGE, (7, 9, 9, 8))),
@@ -215,6 +231,12 @@ def test_errors_with_more_than_words() -> None:
     invalid = again(InvalidRequest("too long", "prompt"))
     assert isinstance(invalid, InvalidRequest)
     assert (str(invalid), invalid.param) == ("too long", "prompt")
+    busy = again(ImagesBusy("too many", 3))
+    assert isinstance(busy, ImagesBusy)
+    assert (str(busy), busy.retry_after_seconds) == ("too many", 3)
+    unread = again(InvalidImage("no image"))
+    assert isinstance(unread, InvalidImage)
+    assert str(unread) == "no image"
     full = again(QueueFull("no room", 7))
     assert isinstance(full, QueueFull)
     assert (str(full), full.retry_after_seconds) == ("no room", 7)
