@@ -74,7 +74,26 @@ class ImageFeatures:
         """Counters and bytes, on any thread."""
         return ImageStats(self._n_encoded, self._n_reused, self._bytes, self._limits.feature_bytes)
 
-    def reach(self, sequence: LiveSequence, lease: Lease, n_tokens: int, step: Step) -> int:
+    def chunk_tokens(self, sequence: LiveSequence, lease: Lease, n_tokens: int, step: Step) -> int:
+        """How many of the sequence's next `n_tokens` known tokens a chunk has. 0 if it has to wait.
+
+        It stops before an image that is not encoded, of which stages are added to the step, as many
+        as it has time for. It has all of an image that is computed as a whole: where that is more
+        than `n_tokens`, it is the step's first chunk.
+        """
+        position = sequence.sampled_position
+        most = lease.max_step_tokens(n_tokens, position)
+        if not sequence.request.images or not most:
+            return most
+        n_encoded = len(step.plan.encode)
+        most = self._reach(sequence, lease, most, step)
+        if len(step.plan.encode) > n_encoded:  # which takes some of the step
+            n_tokens = min(n_tokens, step.allow(sequence))
+        if 0 < n_tokens < most:
+            most = lease.max_step_tokens(n_tokens, position)
+        return 0 if most > n_tokens and step.budget.has_prompts else most
+
+    def _reach(self, sequence: LiveSequence, lease: Lease, n_tokens: int, step: Step) -> int:
         """How many of the lease's next `n_tokens` tokens come before the first image that is not
         encoded. Adds stages of the images among them to the step, as many as it has time for.
         """

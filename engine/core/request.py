@@ -11,7 +11,8 @@ from engine.api import InvalidRequest
 from engine.core.drafting import DraftPolicy
 from engine.core.sequence import LiveSequence
 from engine.core.step import Limits, SequenceId
-from engine.drafts.suffix_index import RequestTexts
+from engine.disk_cache.cache import DiskCache
+from engine.drafts.suffix_index import RequestTexts, index_texts
 from engine.grammar.state import GrammarPlan, GrammarState, forced_tokens
 from engine.output.text import NewOutput
 from engine.values.images import Image
@@ -212,8 +213,7 @@ def cache_tokens(prompt: PackedTokens, images: Sequence[Image] = ()) -> Tokens:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A valid request, and what its n sequences share. `Scheduler.prepare` makes it, in time
-    proportional to the prompt and the prediction.
+    """A valid request, and what its n sequences share.
 
     `tokens` are those of the prompt. Without a `plan` its sequences have no constraint.
     `block_hashes` are those of the prompt's blocks, if there is a disk cache. Without `texts`
@@ -229,13 +229,32 @@ class PreparedRequest:
 
 @dataclass(slots=True)
 class SequenceFactory:
-    """Makes the sequences of requests, and numbers them. Without `drafts` nothing is drafted."""
+    """Makes the sequences of requests, and numbers them. Without `drafts` nothing is drafted,
+    without `disk` no blocks have hashes.
+    """
 
+    limits: Limits
     new_output: NewOutput
     draw_seed: Callable[[], int]
     namespaces: Namespaces
+    disk: DiskCache | None
     drafts: DraftPolicy | None
     _ids: Iterator[int] = field(default_factory=count, init=False)
+
+    def prepare(self, request: Request, plan: GrammarPlan | None) -> PreparedRequest:
+        """Check a request, and compute what depends on the lengths of its texts, in time
+        proportional to them. Raises InvalidRequest. On any thread. Without a `plan` it has no
+        constraint.
+        """
+        validate(request, self.limits)
+        tokens = cache_tokens(request.prompt, request.images)
+        packed = tokens.packed(0, len(tokens))
+        hashes: Sequence[Digest] = ()
+        if self.disk is not None:
+            namespace = self.namespaces.of(request.cache_salt, request.adapter)
+            hashes = self.disk.block_hashes(namespace, packed)
+        texts = None if self.drafts is None else index_texts(request, packed)
+        return PreparedRequest(request, tokens, plan, hashes, texts)
 
     def sequences(self, prepared: PreparedRequest) -> Iterator[LiveSequence]:
         """Make the request's n sequences, with consecutive seeds."""

@@ -29,8 +29,6 @@ from engine.core.request import (
     Namespaces,
     PreparedRequest,
     SequenceFactory,
-    cache_tokens,
-    validate,
 )
 from engine.core.rows import batch_entry, prefill_row
 from engine.core.sequence import LiveSequence, LiveSequences, Status, Step
@@ -42,14 +40,12 @@ from engine.core.step import (
     StepResult,
 )
 from engine.disk_cache.cache import DiskCache
-from engine.drafts.suffix_index import index_texts
 from engine.grammar.state import GrammarPlan
 from engine.output.text import NewOutput
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request, WaitReason
 from kvstore.lease import Lease
 from kvstore.store import KVStore
-from kvstore.tokens import Digest
 
 
 class Scheduler:
@@ -82,7 +78,9 @@ class Scheduler:
             None if limits.images is None else ImageFeatures(limits.images, store.leases)
         )
         self._admission = Admission(store, limits, self.sequences, self.costs, disk)
-        self._new_sequences = SequenceFactory(new_output, draw_seed, self.namespaces, drafts)
+        self._new_sequences = SequenceFactory(
+            limits, new_output, draw_seed, self.namespaces, disk, drafts
+        )
         self._limits = limits
         self.failures: dict[LiveSequence, BaseException] = {}  # of sequences to be ended
         self._numbers = count(1)  # of steps
@@ -123,15 +121,7 @@ class Scheduler:
         """Check a request, and compute what depends on the lengths of its texts. Raises
         InvalidRequest. On any thread, before `add`. Without a `plan` it has no constraint.
         """
-        validate(request, self._limits)
-        tokens = cache_tokens(request.prompt, request.images)
-        packed = tokens.packed(0, len(tokens))
-        hashes: Sequence[Digest] = ()
-        if self.disk is not None:
-            namespace = self.namespaces.of(request.cache_salt, request.adapter)
-            hashes = self.disk.block_hashes(namespace, packed)
-        texts = None if self.drafts is None else index_texts(request, packed)
-        return PreparedRequest(request, tokens, plan, hashes, texts)
+        return self._new_sequences.prepare(request, plan)
 
     def add(self, prepared: PreparedRequest, arrived_seconds: float = 0.0) -> None:
         """Queue the request's n sequences. Raises InvalidRequest or QueueFull."""
@@ -362,9 +352,6 @@ class Scheduler:
         sequence, lease = admitted
         self.sequences.start(sequence, lease)
         step.begin(lease)
-        for image in sequence.request.images:  # other images, or other text, may come instead
-            lease.checkpoint(image.start)
-            lease.checkpoint(image.stop)
         if sequence.admissions == 1:
             self._commit.admitted(sequence)
         # The admission may have queued copies, which this step carries out.
@@ -382,7 +369,10 @@ class Scheduler:
         start = lease.planned_tokens
         if sequence.unplanned_tokens > 1:
             n_encoded = len(step.plan.encode)
-            n_tokens = self._chunk_tokens(sequence, lease, n_tokens, step)
+            if self.images is None:
+                n_tokens = lease.max_step_tokens(n_tokens, sequence.sampled_position)
+            else:
+                n_tokens = self.images.chunk_tokens(sequence, lease, n_tokens, step)
             if not n_tokens:
                 return len(step.plan.encode) > n_encoded
         try:
@@ -408,23 +398,6 @@ class Scheduler:
         if not sequence.unplanned_tokens:
             self.sequences.planned(sequence)
         return True
-
-    def _chunk_tokens(self, sequence: LiveSequence, lease: Lease, n_tokens: int, step: Step) -> int:
-        """How many of the sequence's next `n_tokens` known tokens a chunk has. It stops before an
-        image that is not encoded, and has all of an image that is computed as a whole: where that
-        is more than `n_tokens`, it is the step's first chunk. 0 if it has to wait.
-        """
-        position = sequence.sampled_position
-        most = lease.max_step_tokens(n_tokens, position)
-        if self.images is None or not sequence.request.images or not most:
-            return most
-        n_encoded = len(step.plan.encode)
-        most = self.images.reach(sequence, lease, most, step)
-        if len(step.plan.encode) > n_encoded:  # which takes some of the step
-            n_tokens = min(n_tokens, step.allow(sequence))
-        if 0 < n_tokens < most:
-            most = lease.max_step_tokens(n_tokens, position)
-        return 0 if most > n_tokens and step.budget.has_prompts else most
 
     def _reserve(self, sequence: LiveSequence, lease: Lease, n_tokens: int, step: Step) -> bool:
         """Plan the sequence's next positions, preempting others if blocks are short. Return False

@@ -67,7 +67,9 @@ def chunks(engine: Harness) -> list[tuple[int, int]]:
 
 def evict_to(engine: Harness, prompt: Prompt, n_tokens: int) -> None:
     """Evict blocks until at most `n_tokens` tokens of the prompt are in the cache."""
-    tree, [namespace] = engine.store.tree, engine.store.tree.roots
+    tree = engine.store.tree
+    assert tree is not None
+    [namespace] = tree.roots
     tokens = cache_tokens(pack(prompt[0]), prompt[1])
     while tree.match(namespace, tokens.packed(0, len(tokens))).n_tokens > n_tokens:
         tree.evict()
@@ -164,9 +166,9 @@ class TestEncoding:
         requests = [add(engine, prompt, client=str(n)) for n, prompt in enumerate(prompts)]
         engine.finish()
         assert n_encoded(engine) == 1
-        images = engine.scheduler.images
-        assert images is not None
-        assert (images.stats().encoded, images.stats().reused) == (1, 2)
+        features = engine.scheduler.images
+        assert features is not None
+        assert (features.stats().encoded, features.stats().reused) == (1, 2)
         assert [engine.output(each) for each in requests] == [told(each, 4) for each in prompts]
 
     def test_an_image_at_the_very_start_is_encoded_before_anything_is_computed(self) -> None:

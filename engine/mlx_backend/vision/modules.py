@@ -11,8 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from engine.images.packages import INSTALL
+
 PACKAGE = "mlx_vlm"
-INSTALL = "pip install --no-deps mlx-vlm==0.7.10 pillow==13.0.0"
 
 
 class NoVision(Exception):
