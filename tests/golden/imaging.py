@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
+from mlx.nn.layers.activations import GELU
 from mlx.nn.layers.base import Module
 
 from engine.images.layout import ImageLayout, image_layout
@@ -83,7 +84,7 @@ class Scene:
 
     def image(self, seed: int, rows: int = 2, columns: int = 3) -> PreparedImage:
         """Random pixels, that many squares of patches high and wide where the family's images have
-        any size.
+        any size. Most images are shown in tiles, too, where the family has some.
         """
         merge, vision = self.layout.merge, self.config["vision_config"]
         patch = int(vision["patch_size"])
@@ -95,7 +96,13 @@ class Scene:
         else:
             grid = rows * merge, columns * merge
             n_patches = grid[0] * grid[1]
+            tiles = (1, 1) if seed % 4 == 2 else (rows - 1, columns - 1)
+            n_tiles = tiles[0] * tiles[1] if tiles != (1, 1) else 0
+            if self.family in ("llama4", "lfm2_vl"):
+                grid = (*tiles, *((4, 4) if self.family == "llama4" else grid))
             shape = {
+                "llama4": (n_tiles + 1, 3, 4 * patch, 4 * patch),
+                "lfm2_vl": (16 * n_tiles + n_patches, 3 * patch**2),
                 "pixtral": (3, grid[0] * patch, grid[1] * patch),
                 "mistral3": (3, grid[0] * patch, grid[1] * patch),
                 "gemma4": (70 * merge**2, 3 * patch**2),
@@ -138,7 +145,11 @@ class WholeModel:
         weights = dict(tensors)
         if family == "kimi_vl":
             weights = _with_joint_projections(weights)
-        for part in (self._model, self._model.vision_tower, self._model.language_model):
+        tower: Any = self._model.vision_model if family == "llama4" else self._model.vision_tower
+        if family == "llama4":  # mlx-vlm approximates the function that transformers has
+            for module in (*tower.model.layers, tower.vision_adapter):
+                module.mlp.activation_fn = GELU()
+        for part in (self._model, tower, self._model.language_model):
             if hasattr(part, "sanitize"):
                 weights = part.sanitize(weights)
         self._model.load_weights(list(weights.items()))
@@ -200,9 +211,28 @@ def _embedded(model: Module, image: Image) -> Any:
             pixels, more = pixels[None], {"image_sizes": [pixels.shape[1:]]}
         case "gemma3":
             pixels = pixels[None]
+        case "llama4":
+            pass
+        case "lfm2_vl":
+            pixels, more = _views(np.load(image.file), image.grid)
         case _:
             more = {"image_grid_thw": mx.array([image.grid])}
     return model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **more)
+
+
+def _views(patches: Logits, grid: tuple[int, ...]) -> tuple[mx.array, dict[str, mx.array]]:
+    """The tiles of an image of LFM2-VL, and the whole of it, all of one size."""
+    tiles, whole = grid[0] * grid[1], grid[2:]
+    shapes = [*([(4, 4)] * tiles if tiles > 1 else ()), whole]
+    sizes = [rows * columns for rows, columns in shapes]
+    views = np.zeros((len(sizes), 64, patches.shape[1]), np.float32)
+    for view, size, stop in zip(views, sizes, np.cumsum(sizes), strict=True):
+        view[:size] = patches[stop - size : stop]
+    mask = np.arange(64) < np.array(sizes)[:, None]
+    return mx.array(views), {
+        "pixel_attention_mask": mx.array(mask.astype(np.int32)),
+        "spatial_shapes": mx.array(np.array(shapes, np.int32)),
+    }
 
 
 def image_token(model: Module) -> int:
