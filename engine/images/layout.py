@@ -329,7 +329,7 @@ class CheckpointImages:
         settings = self.settings
         merge = int(settings.get("downsample_factor", 2))
         least, most = (int(settings.get(f"{m}_image_tokens", n)) for m, n in LFM2_TOKENS.items())
-        before, whole, after = (), (), ()
+        before, whole, after = tuple[int, ...](), tuple[int, ...](), tuple[int, ...]()
         has_marks = bool(self._processor.get("use_image_special_tokens", True))
         if has_marks:
             names = "<|image_start|>", "<|img_thumbnail|>", "<|image_end|>"

@@ -118,7 +118,7 @@ def llama4_pixels(settings: Settings, patch: int, image: Image.Image, detail: De
         views.append(image.resize((side, side), resample))
     mean, std = (_bfloat16(settings.get(f"image_{name}", [0.5] * 3)) for name in ("mean", "std"))
     scale = np.float32(settings.get("rescale_factor", 1 / 255))
-    array = _bfloat16(np.stack(views).astype(np.float32) * scale)
+    array = _bfloat16(np.stack([np.asarray(view, np.float32) for view in views]) * scale)
     array = _bfloat16(_bfloat16(array - mean) / std).transpose(0, 3, 1, 2)
     return Pixels(as_float32(array), (rows, columns, side // patch, side // patch))
 

@@ -41,7 +41,7 @@ Also served: {variants}.
 
 Families whose checkpoints have a vision tower were served prompts with images: at every place of
 the text, several at once, cold and warm. The reference is one forward of mlx-vlm's whole model,
-with the masks of transformers for Gemma's images.
+with the masks of transformers for Gemma's images, and its GELU in Llama 4's tower.
 
 {images_table}
 ## Refused

@@ -137,7 +137,7 @@ class Lfm2VL(Tower):
         sizes = [math.prod(shape) for shape in shapes]
         views, start = list[mx.array](), 0
         for size in sizes:
-            padding = (0, max(sizes) - size), (0, 0)
+            padding = [(0, max(sizes) - size), (0, 0)]
             views.append(mx.pad(pixels[start : start + size], padding))
             start += size
         is_padded = len(set(sizes)) > 1

@@ -207,8 +207,11 @@ def llama4_functions() -> SimpleNamespace:
     assert spec is not None
     assert spec.origin is not None
     module = ast.parse(Path(spec.origin).read_text())
-    functions = [part for part in module.body if isinstance(part, ast.FunctionDef)]
-    for function in functions:
+    functions = list[ast.stmt]()
+    for function in module.body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        functions.append(function)
         function.decorator_list.clear()
         function.args.defaults.clear()
         for argument in function.args.args:
@@ -249,7 +252,8 @@ def test_pixels_of_llama4_are_those_of_transformers(
         if len(tiles) > 1:
             tiles = np.concatenate([tiles, np.asarray(image.resize((16, 16), bilinear))[None]])
         mean, std = (mx.array(settings[f"image_{name}"], mx.bfloat16) for name in ("mean", "std"))
-        values = (mx.array(tiles).astype(mx.bfloat16) * (1 / 255) - mean) / std
+        scaled = (mx.array(tiles).astype(mx.float32) * (1 / 255)).astype(mx.bfloat16)
+        values = (scaled - mean) / std
         found = processor.pixels(image, Detail.FULL)
         assert found.grid == (rows, columns, 4, 4)
         wanted = np.array(values.astype(mx.float32)).transpose(0, 3, 1, 2)
