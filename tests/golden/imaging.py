@@ -22,6 +22,7 @@ from mlx.nn.layers.base import Module
 
 from engine.images.layout import ImageLayout, image_layout
 from engine.mlx_backend.assembly import attentions
+from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.loading.loader import load_weights, open_images, open_model
 from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.vision.families import KimiVL
@@ -33,6 +34,7 @@ from engine.values.settings import KVFormat
 from engine.values.tokens import pack
 from tests.golden.driving import random_tokens
 from tests.offline import OfflineDaemon, Room, Served
+from tests.stored_peer import store_in_format
 
 STEP_TOKENS = 120
 Logits = npt.NDArray[np.float32]
@@ -153,6 +155,10 @@ class WholeModel:
             if hasattr(part, "sanitize"):
                 weights = part.sanitize(weights)
         self._model.load_weights(list(weights.items()))
+
+    def store_in_format(self, layout: Layout) -> None:
+        """Attend to K and V as `layout` stores them."""
+        store_in_format(self._model.language_model, layout)
 
     def logits(self, tokens: Sequence[int], images: Sequence[Image]) -> Logits:
         """After every token, `[tokens, vocabulary]`."""

@@ -4,7 +4,6 @@ prompt was cut, shared, preempted or crowded.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from tests.golden.imaging import (
     ROOM,
     Bench,
     Prompt,
-    Scene,
     load_with_images,
     prompts_of,
     request_of,
@@ -27,26 +25,13 @@ from tests.golden.imaging import (
 from tests.golden.test_restarts import disk_cache
 from tests.offline import OfflineDaemon
 from tests.unit.scripted_drafter import ScriptedDrafter
-from tests.vision_checkpoints import VISION_FAMILIES, write_vision_checkpoint
+from tests.vision_checkpoints import VISION_FAMILIES
 
 pytest.importorskip("mlx_vlm", reason="the packages for images are not installed")
 
 FAST = ("qwen3_vl", "pixtral", "gemma3")
 HALF = 0.2
 """Of log-probabilities where K and V are stored in bfloat16."""
-
-
-@pytest.fixture(scope="module")
-def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bench]:
-    parent = tmp_path_factory.mktemp("towers")
-
-    def make(family: str) -> Bench:
-        checkpoint = write_vision_checkpoint(family, Path(parent))
-        served = load_with_images(checkpoint)
-        assert served.execution.images is not None, served.execution.images_refused
-        return Bench(Scene(family, checkpoint), served)
-
-    return cache(make)
 
 
 @pytest.fixture(
