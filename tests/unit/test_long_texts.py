@@ -69,7 +69,7 @@ def test_a_waiting_prompt_takes_eight_bytes_a_token() -> None:
         before, _ = tracemalloc.get_traced_memory()
         (request,) = CALLS["submit"].arguments.validate_json(json)
         prepared = harness.scheduler.prepare(request)
-        hashes = block_digests(DEFAULT_NAMESPACE, prepared.request.prompt.packed, 32)
+        hashes = block_digests(DEFAULT_NAMESPACE, prepared.tokens.packed(0, N_TOKENS), 32)
         harness.scheduler.add(prepared)
         after, _ = tracemalloc.get_traced_memory()
     finally:
