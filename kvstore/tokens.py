@@ -113,13 +113,13 @@ class Tokens:
     def packed(self, start: int, stop: int) -> bytes:
         """The token ids at positions [start, stop) as bytes, TOKEN_BYTES for each."""
         n_text = self._n_text
-        if start >= n_text:
-            return self._own[start - n_text : stop - n_text].tobytes()
-        of_text = self._packed_text(start, min(stop, n_text))
-        return of_text + self._own[: stop - n_text].tobytes() if stop > n_text else of_text
+        first, last = max(start - n_text, 0), max(stop - n_text, 0)
+        own = self._own[first:last].tobytes()
+        return self._packed_text(start, min(stop, n_text)) + own if start < n_text else own
 
     def _packed_text(self, start: int, stop: int) -> bytes:
         """The ids at positions [start, stop) of the text, parts of images included."""
+        stop = max(start, stop)
         packed = bytearray((stop - start) * TOKEN_BYTES)
         halves = memoryview(packed).cast("I")
         halves[_LOW_HALF :: TOKEN_BYTES // TEXT_BYTES] = memoryview(self.text).cast("I")[start:stop]

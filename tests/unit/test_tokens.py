@@ -34,7 +34,6 @@ def test_runs_are_those_of_a_list(
     parts, ids = data.draw(parts_of(len(text))), text + own
     for first, named in parts:
         ids[first : first + len(named)] = named
-    start = min(start, stop, len(ids))
     packed = [(first, Tokens(named).packed(0, len(named))) for first, named in parts]
     tokens = Tokens(own, array("I", text).tobytes(), packed)
     for each in tokens, tokens.copy():
