@@ -273,7 +273,9 @@ def _compute_qwen(model: Module, tokens: list[int], images: Sequence[Image]) -> 
     embeddings = language.model.embed_tokens(ids)
     found = [_embedded(model, image) for image in images]
     embeddings = _spliced(embeddings, images, [each.inputs_embeds[0] for each in found])
-    more: dict[str, Any] = {}
+    # mlx-vlm reads positions from ids, of which sent ones may be any.
+    at_offsets = mx.broadcast_to(mx.arange(len(tokens)), (3, 1, len(tokens)))
+    more: dict[str, Any] = {"position_ids": at_offsets}
     if images:
         # Which tokens stand for images is read from ids, of which generated ones may be any.
         known = np.ones((1, len(tokens)), np.int32)
@@ -411,6 +413,22 @@ def request_of(name: str, prompt: Prompt) -> Request:
         ignore_eos=True,
         images=images,
     )
+
+
+def serve(
+    daemon: OfflineDaemon, bench: Bench, prompts: Mapping[str, Prompt]
+) -> Mapping[tuple[str, int], Sequence[int]]:
+    """All at once; each answer is the whole model's. Returns the answers."""
+    said = daemon.serve(*(request_of(name, prompt) for name, prompt in prompts.items()))
+    for name, prompt in prompts.items():
+        bench.expect(prompt, said[name, 0], daemon.logprobs[name, 0])
+    return said
+
+
+def encoded(daemon: OfflineDaemon) -> int:
+    """How many images were encoded."""
+    assert daemon.scheduler.images is not None
+    return daemon.scheduler.images.stats().encoded
 
 
 def prompts_of(bench: Bench) -> dict[str, Prompt]:

@@ -2,7 +2,7 @@
 prompt was cut, shared, preempted or crowded.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +17,11 @@ from tests.golden.imaging import (
     N_TOKENS,
     ROOM,
     Bench,
-    Prompt,
+    encoded,
     load_with_images,
     prompts_of,
     request_of,
+    serve,
 )
 from tests.golden.test_restarts import disk_cache
 from tests.offline import OfflineDaemon
@@ -42,13 +43,6 @@ HALF = 0.2
 )
 def bench(request: pytest.FixtureRequest, bench_of: Callable[[str], Bench]) -> Bench:
     return bench_of(request.param)
-
-
-def serve(daemon: OfflineDaemon, bench: Bench, prompts: Mapping[str, Prompt]) -> None:
-    """All at once; each answer is the whole model's."""
-    said = daemon.serve(*(request_of(name, prompt) for name, prompt in prompts.items()))
-    for name, prompt in prompts.items():
-        bench.expect(prompt, said[name, 0], daemon.logprobs[name, 0])
 
 
 def test_alone(bench: Bench) -> None:
@@ -79,12 +73,6 @@ def test_resent_and_continued(bench: Bench) -> None:
     parts = bench.text(5, 23), scene.image(5), bench.text(3, 24)
     serve(daemon, bench, {"forked": scene.prompt(before, image, *parts)})
     assert encoded(daemon) == 3
-
-
-def encoded(daemon: OfflineDaemon) -> int:
-    """How many images were encoded."""
-    assert daemon.scheduler.images is not None
-    return daemon.scheduler.images.stats().encoded
 
 
 @pytest.mark.parametrize("step_tokens", [18, 19, 21, 26, 33])
