@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Generic, TypeVar, cast
 
+from anyio.abc import TaskGroup
 from fastapi import Depends, Query, Request
 from pydantic import BaseModel
 
 from server.activity import RequestTracker
 from server.errors import InvalidField
 from server.fairness import Workers
+from server.generation.compaction import HeadWarmer, Seals, load_seals
 from server.generation.images import UnpreparedImages
 from server.generation.request_fields import PrioritizedRequest
 from server.generation.requests import ServedModel
@@ -46,6 +48,8 @@ class Service:
     workers: Workers
     tracker: RequestTracker
     images: Images
+    seals: Seals
+    heads: HeadWarmer
     created: int  # seconds since the epoch
 
     async def model(self, name: str, record: RequestRecord) -> ServedModel:
@@ -89,7 +93,9 @@ def create_service(
     settings: Settings,
     metrics: Metrics,
     tracker: RequestTracker,
+    tasks: TaskGroup,
 ) -> Service:
+    """`tasks` are what goes on when requests are over."""
     return Service(
         models=models,
         settings=settings,
@@ -97,6 +103,8 @@ def create_service(
         workers=models.workers,
         tracker=tracker,
         images=models.images,
+        seals=load_seals(settings.disk_cache),
+        heads=HeadWarmer(tasks, models.workers),
         created=int(time.time()),
     )
 
@@ -195,8 +203,9 @@ class ArrivedBody(Generic[BodyT]):
         self._check = check
         self._text = text
         self._attachments = attachments
-        self.postpones_images = False
-        """Whether `run` raises UnpreparedImages, rather than have the images prepared."""
+        self.postpones = False
+        """Whether what takes long waits until the stream has begun: `run` raises UnpreparedImages,
+        rather than have the images prepared."""
 
     async def find(self, name: str | None = None) -> Model:
         """The model of the name, which is the body's unless given. Unless the model is ready the
@@ -234,7 +243,7 @@ class ArrivedBody(Generic[BodyT]):
         try:
             return await service.workers.run(record.client, n_bytes, call)
         except UnpreparedImages as error:
-            if self.postpones_images:
+            if self.postpones:
                 raise
             needed = error
         await service.images.prepare(needed, record, self._attachments)

@@ -176,6 +176,12 @@ class KeepAlive:
 COMMENTS = KeepAlive(EVENT_STREAM, lambda: KEEP_ALIVE)
 
 
+class Postponed(Exception):
+    """What is to be made takes long, and a stream has to begin first: `make` is called again then.
+    Raised only where the body `postpones`.
+    """
+
+
 MakeJob = Callable[[ServedModel], Awaitable[Job | bytes]]
 """Makes the job when the model is held, or the JSON of a response that needs no engine, and
 replaces the body. Raises what there is to say to the client.
@@ -241,17 +247,17 @@ async def respond_with(
 async def _made_at_once(
     body: ArrivedBody[Any], make: MakeJob, name: str | None, *, is_streamed: bool
 ) -> Job | bytes | None:
-    """What `make` makes. None for a stream that has to wait for its images: it gets keep-alives
-    meanwhile.
+    """What `make` makes. None for a stream that has to wait for its images, or for what `make` has
+    postponed: it gets keep-alives meanwhile.
     """
     model = await body.hold(name)
-    body.postpones_images = is_streamed
+    body.postpones = is_streamed
     try:
         return await make(model)
-    except UnpreparedImages:
+    except (UnpreparedImages, Postponed):
         return None
     finally:
-        body.postpones_images = False
+        body.postpones = False
 
 
 async def _load_and_write(
