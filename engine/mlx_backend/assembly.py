@@ -261,7 +261,7 @@ def assemble_opened(
         part_bytes=storage.part_bytes,
         memory=meter.stats,
         decode=partial(_decode_stats, decode, execution.attention),
-        rest=runner.grow_ahead,
+        rest=runner.resize_ahead,
         release_thread=release_thread,
         draft=draft_storage,
     )

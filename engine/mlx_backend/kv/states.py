@@ -125,6 +125,7 @@ class StateArena:
         self._batches: dict[SlotId, _Batch] = {}
         self._before_step: dict[SlotId, tuple[list[mx.array], int]] = {}  # arrays and row
         self._bytes = 0  # of all batches
+        self.n_arrays = 0  # of all batches
         self._unevaluated: list[mx.array] = []
 
     def execute(self, op: ResetState | CopyState | RoundState | RollBackState) -> None:
@@ -184,6 +185,12 @@ class StateArena:
                 for slot in tuple(batch.row_of):
                     self._unbind(slot)
 
+    def forget(self, slots: Iterable[SlotId]) -> None:
+        """Give slots that nobody uses the initial state, and keep no memory for them."""
+        for slot in slots:
+            self._unbind(slot)
+        self._compact()
+
     def _read(self, slots: Sequence[SlotId], shapes: Sequence[ArrayShape]) -> list[mx.array]:
         runs = [
             self._rows(batch, list(run), shapes) for batch, run in groupby(slots, self._batches.get)
@@ -227,11 +234,13 @@ class StateArena:
             del batch.row_of[slot]
             if not batch.row_of:
                 self._bytes -= batch.bytes
+                self.n_arrays -= len(batch.arrays)
 
     def _bind(self, arrays: list[mx.array], slots: Sequence[SlotId]) -> None:
         """Let slots that refer to no batch refer to the rows of a new one."""
         batch = _Batch(arrays, len(slots), {slot: row for row, slot in enumerate(slots)})
         self._bytes += batch.bytes
+        self.n_arrays += len(arrays)
         self._unevaluated += arrays
         self._batches.update(dict.fromkeys(slots, batch))
 
