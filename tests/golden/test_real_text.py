@@ -12,7 +12,14 @@ from engine.values.output import FinishReason
 from tests.devices import cpu_float32
 from tests.golden.compiling import compile_at_once
 from tests.golden.real_prompts import Prompt, lengths
-from tests.golden.real_reference import RealDaemon, Reference, expect_all, little_cache, perplexity
+from tests.golden.real_reference import (
+    Answer,
+    RealDaemon,
+    Reference,
+    expect_all,
+    little_cache,
+    perplexity,
+)
 from tests.golden.test_restarts import disk_cache
 from tests.offline import Room, Served, load
 from tests.profiles import examples
@@ -24,6 +31,7 @@ ROOM = Room(480, BLOCK_SIZE, max_running=16, step_tokens=512)
 SMALL_ROOM = replace(ROOM, n_blocks=64, block_size=8)
 """For about four sequences, which take blocks as they grow."""
 DISK_BYTES = 1 << 30
+PARTS = 5
 PERPLEXITY = 1e-4
 LOGPROB = 1e-3
 
@@ -99,26 +107,52 @@ def test_one_after_another_without_drafts_and_again_with_drafts(
         assert daemon.accepted_tokens > 0 or len(reference.answer(prompt).tokens) < 3
 
 
-@pytest.mark.slow
-def test_a_hundred_at_once_and_again_after_a_restart(
-    served: Served, reference: Reference, hundred: Sequence[Prompt]
-) -> None:
-    cached = list[int]()
+@pytest.fixture(scope="module")
+def at_once(
+    served: Served, hundred: Sequence[Prompt]
+) -> tuple[dict[Prompt, list[Answer]], Sequence[int]]:
+    """The answers to a hundred prompts at once, cold and after a restart, and how many tokens of
+    the prompts were cached each time.
+    """
+    answers, cached = {prompt: list[Answer]() for prompt in hundred}, list[int]()
     with TemporaryDirectory() as directory:  # pytest would keep the gigabyte
         for _ in range(2):
             inbox = Inbox()
             disk = disk_cache(Path(directory), inbox, DISK_BYTES)
             daemon = RealDaemon(served, ROOM, disk=disk, inbox=inbox)
-            expect_all(reference, daemon.answers(hundred))
+            for prompt, said in daemon.answers(hundred).items():
+                answers[prompt] += said
             cached.append(daemon.cached_tokens)
             daemon.loop.stop()
             daemon.loop.run()
             del daemon
+    return answers, cached
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_hundred_at_once_and_again_after_a_restart(
+    at_once: tuple[dict[Prompt, list[Answer]], Sequence[int]],
+    reference: Reference,
+    hundred: Sequence[Prompt],
+    part: int,
+) -> None:
+    """In parts, each within the suite's limit for a test: mlx-lm answers one after another."""
+    answers, _ = at_once
+    expect_all(reference, {prompt: answers[prompt] for prompt in hundred[part::PARTS]})
+    assert all(len(said) == 2 for said in answers.values())
+
+
+@pytest.mark.slow
+def test_a_restart_finds_a_hundred_prompts_on_disk(
+    at_once: tuple[dict[Prompt, list[Answer]], Sequence[int]], hundred: Sequence[Prompt]
+) -> None:
+    answers, cached = at_once
     # Blocks alone are on disk, and of a prompt that memory has nearly all of, not even these.
     in_blocks = sum((len(prompt.tokens) - 1) // BLOCK_SIZE * BLOCK_SIZE for prompt in hundred)
     assert cached[1] > 0.98 * in_blocks > 1.5 * cached[0]
-    reasons = [reference.answer(prompt).reason for prompt in hundred]
-    assert set(reasons) == {FinishReason.STOP, FinishReason.LENGTH}
+    reasons = {answer.reason for said in answers.values() for answer in said}
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
 
 
 @pytest.mark.slow
