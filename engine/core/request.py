@@ -118,6 +118,7 @@ def _named_token_problems(sampling: SamplingParams, limits: Limits) -> Iterator[
         ("logit_bias", sampling.logit_bias),
         ("allowed_token_ids", sampling.allowed_token_ids or ()),
         ("bad_words", tuple(chain.from_iterable(sampling.bad_words))),
+        ("logprob_token_ids", sampling.logprob_token_ids),
     )
     for name, token_ids in named_tokens:
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limits.vocab_size:
@@ -131,6 +132,8 @@ def _named_token_problems(sampling: SamplingParams, limits: Limits) -> Iterator[
         yield "allowed_token_ids is empty: no token could be sampled", "allowed_token_ids"
     if not all(sampling.bad_words):
         yield "bad_words has a word without tokens", "bad_words"
+    if sampling.logprob_token_ids and sampling.top_logprobs is None:
+        yield "logprob_token_ids needs top_logprobs, which may be 0", "logprob_token_ids"
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that the output never has
     seed: int | None = None  # None: the engine draws one
     top_logprobs: int | None = None  # None: none; 0: the chosen token's alone
+    logprob_token_ids: tuple[int, ...] = ()  # with top_logprobs: reported in place of the likeliest
     min_tokens: int = 0  # no stop token is sampled before
     xtc: Xtc | None = None
     dry: Dry | None = None

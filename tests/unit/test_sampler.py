@@ -389,6 +389,36 @@ def test_each_row_gets_as_many_alternatives_as_it_asks_for() -> None:
     assert [token_id for token_id, _ in reports[2].top] == [0, 1, 2]  # of equals the first
 
 
+def test_given_tokens_are_reported_in_place_of_the_likeliest() -> None:
+    """Rows of all kinds together: as many tokens as each names, in its order, the same twice."""
+    generator = random.Random(3)
+    vocab_size = 300
+    logits = 3 * mx.random.normal((24, vocab_size), key=mx.random.key(5))
+    exact = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+    kinds = [GREEDY, SamplingParams(), replace(EVERYTHING, top_logprobs=None)]
+    named = [
+        tuple(generator.randrange(vocab_size) for _ in range(generator.choice((0, 1, 2, 40))))
+        for _ in logits
+    ]
+    tops = [generator.choice((0, 3, None)) if not ids else 0 for ids in named]
+    rows = [
+        new_row(replace(generator.choice(kinds), top_logprobs=top, logprob_token_ids=ids), seed)
+        for seed, (top, ids) in enumerate(zip(tops, named, strict=True))
+    ]
+    for row, (token, top, ids) in enumerate(zip(sample(logits, rows), tops, named, strict=True)):
+        if top is None:
+            assert token.logprob is None
+            continue
+        assert token.logprob is not None
+        found = token.logprob.top
+        if ids:
+            assert tuple(token_id for token_id, _ in found) == ids
+        else:
+            assert len(found) == top
+        for token_id, logprob in (*found, (token.token_id, token.logprob.logprob)):
+            assert logprob == pytest.approx(exact[row, token_id], abs=1e-5)
+
+
 def test_scoring_given_tokens() -> None:
     logits = mx.array([log(0.5, 0.3, 0.2), log(0.1, 0.1, 0.8)])
     scored = Sampler(3).score(logits, [1, 0], top=1).read()

@@ -1,7 +1,7 @@
 """Chooses the next tokens of a batch, and reports log-probabilities. Lazy: only `read` waits."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -14,43 +14,55 @@ from engine.mlx_backend.sampling.edits import SamplingRow, edit_tokens, keep_all
 from engine.mlx_backend.sampling.maxima import Maxima, strips_of, total_of
 from engine.mlx_backend.sampling.weights import LOWEST_SCORE, softmax_weights
 from engine.values.output import TokenLogprob
+from engine.values.request import SamplingParams
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of tokens [rows] and of the likeliest [rows, width], the best first, of
-    equal logits the lowest id first. Lazy.
-    """
+    """Log-probabilities of tokens [rows] and of alternatives to each [rows, width]. Lazy."""
 
     tokens: mx.array
     logprobs: mx.array
-    top_tokens: mx.array
-    top_logprobs: mx.array
+    other_tokens: mx.array
+    other_logprobs: mx.array
 
     @classmethod
-    def of(cls, maxima: Maxima, tokens: mx.array, width: int) -> "Scores":
-        """Scores of one token [rows] for each row of logits, and `width` alternatives."""
+    def of(cls, maxima: Maxima, tokens: mx.array, others: int | mx.array) -> "Scores":
+        """Scores of one token [rows] for each row of logits, and of alternatives: given ones
+        [rows, width], or a number of the likeliest, the best first, of equal logits the lowest id
+        first.
+        """
         rows = len(tokens)
         weights = softmax_weights(strips_of(maxima.logits), maxima.peaks, 1.0, LOWEST_SCORE)
         normalizer = (maxima.peaks + mx.log(total_of(weights))).reshape(rows, 1)
         logits = mx.take_along_axis(maxima.logits, tokens[:, None], axis=1)
         logprobs = (logits - normalizer)[:, 0]
-        if width == 0:
+        if isinstance(others, mx.array):
+            other_logits = mx.take_along_axis(maxima.logits, others, axis=1)
+            return cls(tokens, logprobs, others, other_logits - normalizer)
+        if others == 0:
             nothing = mx.zeros((rows, 0))
             return cls(tokens, logprobs, nothing.astype(mx.uint32), nothing)
-        top_tokens, top_logits = (array.reshape(rows, -1) for array in maxima.largest(width))
-        return cls(tokens, logprobs, top_tokens, top_logits - normalizer)
+        likeliest, logits = (array.reshape(rows, -1) for array in maxima.largest(others))
+        return cls(tokens, logprobs, likeliest, logits - normalizer)
 
-    def read(self, tops: Sequence[int]) -> list[TokenLogprob]:
+    def read(self, counts: Sequence[int]) -> list[TokenLogprob]:
         """Each row with its number of alternatives. Waits for what is not evaluated."""
-        rows = zip(*(as_list(array) for array in self), tops, strict=True)
+        rows = zip(*(as_list(array) for array in self), counts, strict=True)
         return [
-            TokenLogprob(token, logprob, tuple(zip(ids[:top], logprobs[:top], strict=True)))
-            for token, logprob, ids, logprobs, top in rows
+            TokenLogprob(token, logprob, tuple(zip(ids[:count], logprobs[:count], strict=True)))
+            for token, logprob, ids, logprobs, count in rows
         ]
 
 
 def as_list(array: mx.array) -> list[Any]:
     return cast(list[Any], array.tolist())
+
+
+class Reports(NamedTuple):
+    """Scores of the drawn tokens of some rows, and how many alternatives each row reports."""
+
+    counts: Mapping[int, int]  # by the index of the row among all that were drawn
+    scores: Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +74,12 @@ class Drawn:
     the device. Those of padding rows, after the others, mean nothing."""
     _peaks: mx.array
     _n_rows: int
-    _tops: dict[int, int]  # of the rows that ask for logprobs: how many alternatives
-    _scores: Scores | None
+    _reports: Sequence[Reports]  # of the rows that ask for logprobs
 
     def arrays(self) -> list[mx.array]:
         """All that `read` needs to have been evaluated."""
-        return [self.tokens, self._peaks, *(self._scores or ())]
+        scores = (array for reports in self._reports for array in reports.scores)
+        return [self.tokens, self._peaks, *scores]
 
     def read(self) -> list[SampledToken | None]:
         """The tokens, with a logprob where the row asks for one. Waits for what is not evaluated.
@@ -75,9 +87,8 @@ class Drawn:
         None where a row's logits leave nothing to sample: NaN, +inf, or every token ruled out.
         """
         sampled = [SampledToken(token_id) for token_id in as_list(self.tokens)[: self._n_rows]]
-        if self._scores is not None:
-            reports = self._scores.read(list(self._tops.values()))
-            for row, report in zip(self._tops, reports, strict=True):
+        for counts, scores in self._reports:
+            for row, report in zip(counts, scores.read([*counts.values()]), strict=True):
                 sampled[row] = SampledToken(report.token_id, report)
         usable = _are_usable(self._peaks)
         return [token if use else None for token, use in zip(sampled, usable, strict=False)]
@@ -141,15 +152,25 @@ class Sampler:
         if logits.shape[0] < len(rows) or logits.shape[1:] != (self._vocab_size,):
             raise ValueError(f"logits are {logits.shape}, not {(len(rows), self._vocab_size)}")
         drawn = self._draw(_edited(logits, rows, masks, masked), rows)
-        asked = [row.params.top_logprobs for row in rows]
-        tops = {index: top for index, top in enumerate(asked) if top is not None}
-        scores = None
-        if tops:
-            chosen = mx.array(list(tops))
-            maxima = Maxima.of(logits[chosen].astype(mx.float32))
-            width = min(max(tops.values()), self._vocab_size)
-            scores = Scores.of(maxima, drawn.tokens[chosen], width)
-        return Drawn(drawn.tokens, drawn.peaks, len(rows), tops, scores)
+        reports = [*self._reports(logits, drawn.tokens, [row.params for row in rows])]
+        return Drawn(drawn.tokens, drawn.peaks, len(rows), reports)
+
+    def _reports(
+        self, logits: mx.array, drawn: mx.array, params: Sequence[SamplingParams]
+    ) -> Iterator[Reports]:
+        """What is reported of the drawn tokens of rows with these parameters."""
+        asking = {i: one for i, one in enumerate(params) if one.top_logprobs is not None}
+        best = {i: one.top_logprobs or 0 for i, one in asking.items() if not one.logprob_token_ids}
+        if best:
+            width = min(max(best.values()), self._vocab_size)
+            yield Reports(best, _scores_of(logits, drawn, [*best], width))
+        listed = {i: one.logprob_token_ids for i, one in asking.items() if one.logprob_token_ids}
+        if listed:
+            width = max(map(len, listed.values()))
+            padded = [[*ids, *[ids[0]] * (width - len(ids))] for ids in listed.values()]
+            others = mx.array(padded, dtype=mx.uint32)
+            counts = {i: len(ids) for i, ids in listed.items()}
+            yield Reports(counts, _scores_of(logits, drawn, [*listed], others))
 
     def score(self, logits: mx.array, next_tokens: Sequence[int], top: int) -> Scored:
         """Log-probabilities of given tokens, one for each row of logits [n, vocab], n at least 1.
@@ -185,6 +206,14 @@ class Sampler:
             return draws[0]
         order = mx.array(np.argsort([index for indices in groups.values() for index in indices]))
         return Draw(*(mx.concatenate(list(arrays))[order] for arrays in zip(*draws, strict=True)))
+
+
+def _scores_of(
+    logits: mx.array, drawn: mx.array, rows: Sequence[int], others: int | mx.array
+) -> Scores:
+    """The scores of the tokens that were drawn for some of the rows; see `Scores.of`."""
+    chosen = mx.array(list(rows))
+    return Scores.of(Maxima.of(logits[chosen].astype(mx.float32)), drawn[chosen], others)
 
 
 def _params_of(rows: list[SamplingRow], prepared: _Prepared | None) -> DrawParams:
