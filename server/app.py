@@ -17,7 +17,7 @@ from server.activity import RequestTracker
 from server.admin import activity, cache, model_routes, pages, status
 from server.admin.activity import SeriesRecord
 from server.admin.watch import Watch
-from server.dialects import completions, embeddings, tokens, warming
+from server.dialects import completions, decisions, embeddings, tokens, warming
 from server.dialects.chat import routes as chat
 from server.dialects.error_shapes import (
     handle,
@@ -44,7 +44,7 @@ SECTIONS = {
     "Answers, as OpenAI has them": (chat.router, completions.router, responses.router),
     "Answers, as Anthropic has them": (messages.router,),
     "Answers, as Ollama has them": (ollama.router,),
-    "Embeddings and ranking": (embeddings.router,),
+    "Decisions, embeddings and ranking": (decisions.router, embeddings.router),
     "Models": (model_routes.list_router,),
     "Models, as Ollama has them": (ollama.models_router,),
     "Prompts and tokens": (

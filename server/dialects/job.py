@@ -7,8 +7,8 @@ generation. Until a worker makes the job of it, the body of the request is bytes
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
@@ -27,7 +27,12 @@ from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
 from server.generation.plan import AnswerPlan, grammar_bytes
 from server.generation.progress import ProgressBody, PromptProgress
 from server.generation.requests import ServedModel
-from server.generation.stream import EventsByIndex, generating, kept_bytes, rendering_bytes
+from server.generation.stream import (
+    EventsByIndex,
+    generating,
+    kept_bytes,
+    rendering_bytes,
+)
 from server.generation.tools import UNREADABLE, arguments_object
 from server.http.stream import EVENT_STREAM, KEEP_ALIVE, DeferredStream, client_waiting
 from server.record import RequestRecord, output_of
@@ -99,6 +104,10 @@ class Job:
     plan: AnswerPlan | None = None  # None: all text is content
     tokenizer: Tokenizer | None = None  # where blocks keep the log-probabilities of their text
     form_bytes: int = 0  # of the body, and of what it names, that `render` and `writer` keep
+    after: Mapping[str, str] = field(default_factory=dict)
+    """The id of the request that has to end before another begins, by the id of that."""
+    count: Callable[[Sequence[Choice]], AnswerUsage] | None = None
+    """The usage, where prompts share what counts once. None: each prompt counts by itself."""
 
     @property
     def kept_bytes(self) -> int:
@@ -123,6 +132,8 @@ class Job:
 
     def usage(self, choices: Sequence[Choice]) -> AnswerUsage:
         """The usage of all choices of the response."""
+        if self.count is not None:
+            return self.count(choices)
         return answer_usage(choices, self.requests[0].n)
 
 
@@ -131,12 +142,14 @@ async def generate_all(
 ) -> list[Choice]:
     """All sequences, complete, in order. Raises ApiError where they are too large."""
     choices = job.choices()
-    with generating(job.model.engine, job.requests, output, record, tracker) as inbox:
+    with generating(job.model.engine, job.requests, output, record, tracker, job.after) as inbox:
         async for batch in inbox:
             for index, events in batch.items():
                 output.add(sum(map(kept_bytes, events)))
                 choices[index].feed(events)
-    record.usage = job.usage(choices)
+    record.usage = usage = job.usage(choices)
+    if job.count is not None:  # the tracker has counted each prompt by itself
+        record.tokens = usage.prompt_tokens + usage.completion_tokens
     return choices
 
 

@@ -175,14 +175,16 @@ def _shared(texts: Sequence[Tokens]) -> list[int]:
     found = [0] * len(texts)
     order = sorted(range(len(texts)), key=texts.__getitem__)
     for before, after in pairwise(order):
-        common = _common(texts[before], texts[after])
+        common = common_beginning(texts[before], texts[after])
         found[before] = max(found[before], common)
         found[after] = max(found[after], common)
     return found
 
 
-def _common(left: Tokens, right: Tokens) -> int:
-    """The length of the common prefix, found by bisection: a slice is compared at once."""
+def common_beginning(left: Tokens, right: Tokens) -> int:
+    """The number of tokens that both begin with, found by bisection: a slice is compared at
+    once.
+    """
     longest = min(len(left), len(right))
     lengths = range(1, longest + 1)
     return bisect_left(lengths, True, key=lambda n: left[:n] != right[:n])

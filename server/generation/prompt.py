@@ -105,10 +105,14 @@ class PromptEncoder:
         self._describe = lru_cache(KEPT_DESCRIPTIONS)(partial(description, tokenizer, self.traits))
 
     def chat(
-        self, conversation: Conversation, replays: Replays, cache_salt: str
+        self,
+        conversation: Conversation,
+        replays: Replays,
+        cache_salt: str,
+        param: str = "messages",
     ) -> tuple[int, ...]:
-        """The conversation, ready for the assistant's turn, with the tokens of answers that this
-        server wrote under the same `cache_salt`.
+        """The conversation, which is in the field `param`, ready for the assistant's turn, with the
+        tokens of answers that this server wrote under the same `cache_salt`.
 
         Raises ApiError (400) with the template's words when it refuses the messages, and when they
         have more tokens than a sequence may have.
@@ -135,7 +139,7 @@ class PromptEncoder:
             shown = template_messages(messages, self.traits)
             return self._tokenizer.apply_chat_template(shown, known, **arguments)
 
-        return bounded(encode, self._card, "messages")
+        return bounded(encode, self._card, param)
 
     def _placed(
         self, conversation: Conversation, places: ToolPlaces, cache_salt: str

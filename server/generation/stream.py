@@ -3,9 +3,10 @@ estimates of the memory that they take.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 
 from anyio.lowlevel import checkpoint
 
@@ -79,6 +80,10 @@ queued yet: many texts would fill the queue.
 """
 
 
+NO_ORDER: Mapping[str, str] = MappingProxyType({})
+"""No request waits for another."""
+
+
 class Inbox:
     """The events of some engine requests, for the one task that reads them. An EventSink.
 
@@ -86,10 +91,23 @@ class Inbox:
     count as unsent. Iterating gives batches, and raises what any request raised.
     """
 
-    def __init__(self, engine: Engine, requests: Sequence[Request], output: Reservation) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        requests: Sequence[Request],
+        output: Reservation,
+        after: Mapping[str, str] = NO_ORDER,
+    ) -> None:
+        """`after` has the request whose sequences must have ended before those of another begin,
+        by their ids.
+        """
         self._engine = engine
         self._output = output
-        self._later = deque(requests)  # not submitted yet
+        self._later = deque(one for one in requests if one.id not in after)  # not submitted yet
+        self._waiting = defaultdict[str, list[Request]](list)  # by the request that goes before
+        for request in requests:
+            if (before := after.get(request.id)) is not None:
+                self._waiting[before].append(request)
         self._first_choice = {one.id: index * one.n for index, one in enumerate(requests)}
         self._live = {one.id: one.n for one in requests}  # sequences that have not ended
         self._submissions: dict[str, Submission] = {}
@@ -105,8 +123,7 @@ class Inbox:
         """
         self._note = note
         try:
-            while self._later and len(self._submissions) < REQUESTS_AT_ONCE:
-                self._submit_next()
+            self._submit()
             yield
         finally:
             self._end_submissions()
@@ -167,20 +184,23 @@ class Inbox:
         return batch
 
     def _finished(self, request_id: str) -> None:
-        """One of the request's sequences has ended. After the last, another request has a place."""
+        """One of the request's sequences has ended. After the last, other requests have a place."""
         self._live[request_id] -= 1
         if not self._live[request_id]:
             del self._live[request_id]
             self._submissions.pop(request_id).end()
-            if self._later:
-                self._submit_next()
+            self._later += self._waiting.pop(request_id, ())
+            self._submit()
 
-    def _submit_next(self) -> None:
-        request = self._later.popleft()
-        self._submissions[request.id] = self._engine.generate(request, self)
+    def _submit(self) -> None:
+        """Submit the next requests, as many as may run."""
+        while self._later and len(self._submissions) < REQUESTS_AT_ONCE:
+            request = self._later.popleft()
+            self._submissions[request.id] = self._engine.generate(request, self)
 
     def _end_submissions(self) -> None:
         self._later.clear()
+        self._waiting.clear()
         for submission in self._submissions.values():
             submission.end()
 
@@ -208,12 +228,13 @@ def generating(
     output: Reservation,
     record: RequestRecord,
     tracker: RequestTracker,
+    after: Mapping[str, str] = NO_ORDER,
 ) -> Iterator[Inbox]:
-    """Have the requests computed while the block runs. Gives their events, with choices numbered
-    across all requests.
+    """Have the requests computed while the block runs, each that `after` names when another has
+    ended. Gives their events, with choices numbered across all requests.
 
     The tracker follows them, and adds their tokens to the record.
     """
-    inbox = Inbox(engine, requests, output)
+    inbox = Inbox(engine, requests, output, after)
     with tracker.answering(record, requests) as tracked, inbox.submitted(tracked.note):
         yield inbox
