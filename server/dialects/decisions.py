@@ -280,9 +280,13 @@ def _list(entries: Iterator[tuple[str, str | None]]) -> str:
     return "\n".join(f"- {text}: {about}" if about else f"- {text}" for text, about in entries)
 
 
-TypedQuestion = Annotated[
-    PredicateQuestion | ChoiceQuestion | ScoreQuestion,
-    Field(discriminator="type"),
+TypedQuestion = PredicateQuestion | ChoiceQuestion | ScoreQuestion
+OneQuestion = Annotated[
+    TypedQuestion,
+    ByType(
+        PredicateQuestion,
+        unknown="there are no questions of type '{kind}', only predicate, choice and score",
+    ),
 ]
 
 
@@ -301,12 +305,12 @@ class DecisionRequest(PromptRequest, PrioritizedRequest):
     }
 
     input: Items
-    questions: list[TypedQuestion] = Field(min_length=1, max_length=MAX_QUESTIONS, fail_fast=True)
+    questions: list[OneQuestion] = Field(min_length=1, max_length=MAX_QUESTIONS, fail_fast=True)
     stream: NoStream = False
 
     @model_validator(mode="after")
     def _check_all(self) -> Self:
-        _check_calls(self.input)
+        _check_items(self.input)
         n_choices = sum(_n_choices(question) for question in self.questions)
         if n_choices > MAX_ALL_CHOICES:
             message = "all questions have {n} choices; at most {most}"
@@ -315,7 +319,7 @@ class DecisionRequest(PromptRequest, PrioritizedRequest):
         return self
 
 
-def _n_choices(question: PredicateQuestion | ChoiceQuestion | ScoreQuestion) -> int:
+def _n_choices(question: TypedQuestion) -> int:
     match question:
         case ChoiceQuestion():
             return len(question.choices)
@@ -325,8 +329,12 @@ def _n_choices(question: PredicateQuestion | ChoiceQuestion | ScoreQuestion) -> 
             return 2
 
 
-def _check_calls(items: Sequence[Message]) -> None:
-    """Raise ApiError (400) for the output of a call that no earlier item has made."""
+def _check_items(items: Sequence[Message]) -> None:
+    """Raise ApiError (400) for items without a text, and for the output of a call that no earlier
+    item has made.
+    """
+    if not any(item.text or item.calls for item in items):
+        raise InvalidField("input", "must not be empty")
     known = set[str]()
     for index, item in enumerate(items):
         known |= {call.id for call in item.calls}
@@ -395,9 +403,7 @@ class Decision(TypedDict):
     usage: DecisionUsage
 
 
-def _answer(
-    question: PredicateQuestion | ChoiceQuestion | ScoreQuestion, found: Probabilities
-) -> Answer:
+def _answer(question: TypedQuestion, found: Probabilities) -> Answer:
     best = max(range(len(found)), key=found.__getitem__)  # of equal ones the first
     match question:
         case PredicateQuestion():
@@ -427,7 +433,7 @@ def _answer(
 
 
 def _rendered(
-    questions: Sequence[PredicateQuestion | ChoiceQuestion | ScoreQuestion],
+    questions: Sequence[TypedQuestion],
     model: str,
     decisions: Decisions,
     choices: Sequence[Choice],
@@ -473,7 +479,7 @@ def create_decision(body: DecisionRequest, model: ServedModel, record: RequestRe
     )
 
 
-def _kept_bytes(question: PredicateQuestion | ChoiceQuestion | ScoreQuestion) -> int:
+def _kept_bytes(question: TypedQuestion) -> int:
     """The memory of the texts of a question, and of its choices."""
     own: list[str | bool | None] = [*question.instructions, question.name]
     match question:

@@ -576,7 +576,15 @@ def _logprobs(request: Request, token: int, index: int) -> tuple[TokenLogprob, .
     """Sequence 0 is the least likely: its tokens have -1, those of sequence k -1 / (k + 1)."""
     if request.sampling.top_logprobs is None:
         return ()
+    if listed := request.sampling.logprob_token_ids:
+        top = tuple((each, listed_logprob(request.prompt, each)) for each in listed)
+        return (TokenLogprob(token, -1.0, top),)
     return (_entry(token, -1.0 / (index + 1), request.sampling.top_logprobs),)
+
+
+def listed_logprob(prompt: Sequence[int], token: int) -> float:
+    """The log-probability that is reported of a token that a request lists: some number of each."""
+    return -((31 * sum(prompt) + len(prompt) + 7 * token) % 97) / 16
 
 
 def _prompt_logprobs(request: Request) -> tuple[TokenLogprob | None, ...]:
