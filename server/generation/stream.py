@@ -79,6 +79,12 @@ REQUESTS_AT_ONCE = 128
 queued yet: many texts would fill the queue.
 """
 
+CONTINUED_AT_ONCE = 32
+"""The same limit, where requests continue others: as many as a step admits, and as are on their
+way. A request soon follows the one that it continues, before the cache may need the place of what
+that has left there.
+"""
+
 
 NO_ORDER: Mapping[str, str] = MappingProxyType({})
 """No request waits for another."""
@@ -103,6 +109,7 @@ class Inbox:
         """
         self._engine = engine
         self._output = output
+        self._at_once = CONTINUED_AT_ONCE if after else REQUESTS_AT_ONCE
         self._later = deque(one for one in requests if one.id not in after)  # not submitted yet
         self._waiting = defaultdict[str, list[Request]](list)  # by the request that goes before
         for request in requests:
@@ -189,12 +196,12 @@ class Inbox:
         if not self._live[request_id]:
             del self._live[request_id]
             self._submissions.pop(request_id).end()
-            self._later += self._waiting.pop(request_id, ())
+            self._later.extendleft(reversed(self._waiting.pop(request_id, ())))
             self._submit()
 
     def _submit(self) -> None:
         """Submit the next requests, as many as may run."""
-        while self._later and len(self._submissions) < REQUESTS_AT_ONCE:
+        while self._later and len(self._submissions) < self._at_once:
             request = self._later.popleft()
             self._submissions[request.id] = self._engine.generate(request, self)
 
