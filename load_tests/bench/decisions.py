@@ -1,18 +1,20 @@
 """A hundred questions about one text in one request, compared with one question that lists as much
 as a choice, and with a hundred chats of mlx_lm.server.
 
-    python -m load_tests.bench.decisions [--rounds 3] [--without-peer]
+    python -m load_tests.bench.decisions [--rounds 3] [--at-once 32] [--without-peer]
 
-All are about SmolLM2 and the same 2,000 tokens of docs/, which no round finds in a cache. One by
-one, a chat has the words of a question, and at most four tokens of an answer. The peer's chats have
-a concurrency of one: it finds the text's tokens in its own prompt cache.
+All are asked of SmolLM2, about the same 2,000 tokens of docs/, which no round finds in a cache. A
+chat has the words of a question, and at most four tokens of an answer. One after the other
+(`--at-once 1`), the peer's chats find the text in its own prompt cache; at once, they do not.
 """
 
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -87,17 +89,17 @@ def listed() -> list[dict[str, Any]]:
     return [{"type": "choice", "instructions": "Which one is true?", "choices": choices}]
 
 
-def chat(http: httpx.Client, target: Target, text: str) -> int:
-    """Ask a hundred chats, one after the other."""
-    n_tokens = 0
-    for statement in STATEMENTS:
+def chat(http: httpx.Client, target: Target, at_once: int, text: str) -> int:
+    """Ask a hundred chats."""
+
+    def ask(statement: str) -> int:
         message = {"role": "user", "content": f"{text}\n\nStatement: {statement}\n\n{ASKED}"}
         body = {"model": target.model, "messages": [message], "max_tokens": 4, "temperature": 0}
-        answer = (
-            http.post(f"{target.base_url}/chat/completions", json=body).raise_for_status().json()
-        )
-        n_tokens += int(answer["usage"]["prompt_tokens"])
-    return n_tokens
+        answer = http.post(f"{target.base_url}/chat/completions", json=body)
+        return int(answer.raise_for_status().json()["usage"]["prompt_tokens"])
+
+    with ThreadPoolExecutor(at_once) as threads:
+        return sum(threads.map(ask, STATEMENTS))
 
 
 @contextmanager
@@ -109,6 +111,7 @@ def copied(checkpoint: Path) -> Iterator[Path]:
 
 def main(
     rounds: Annotated[int, typer.Option(help="Of each, in turn.")] = 3,
+    at_once: Annotated[int, typer.Option(help="Chats of the peer at a time.")] = 1,
     with_peer: Annotated[bool, typer.Option("--with-peer/--without-peer")] = True,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Where to write the figures.")
@@ -127,12 +130,14 @@ def main(
         ]
         decide(http, own, text_of(0)[:400], hundred()[:3])
         if with_peer:
-            peer = stack.enter_context(serving(mlx_lm(), model, logs / "decisions_peer.log"))
-            found.append(Times("a hundred chats of mlx_lm.server"))
-            asks.append(lambda text: chat(http, peer, text))
+            peer = stack.enter_context(
+                serving(mlx_lm(listen_queue=100), model, logs / "decisions_peer.log")
+            )
+            found.append(Times(f"a hundred chats of mlx_lm.server, {at_once} at once"))
+            asks.append(partial(chat, http, peer, at_once))
         for number in range(rounds):
             for times, ask in zip(found, asks, strict=True):
-                times.add(lambda ask=ask, number=number: ask(text_of(number)))
+                times.add(partial(ask, text_of(number)))
     rows = tuple(
         (
             each.name,

@@ -42,7 +42,7 @@ MAX_JSON_BYTES = 256 * 1024
 NoStream = SkipJsonSchema[Annotated[bool, refused("a decision is answered whole")]]
 
 
-class TextInput(RequestModel):
+class InputText(RequestModel):
     type: Literal["input_text", "output_text"]
     text: str
 
@@ -50,7 +50,7 @@ class TextInput(RequestModel):
         return self.text
 
 
-class RefusalInput(RequestModel):
+class InputRefusal(RequestModel):
     """What an assistant said when it refused."""
 
     type: Literal["refusal"]
@@ -60,7 +60,7 @@ class RefusalInput(RequestModel):
         return self.refusal
 
 
-class JsonInput(RequestModel):
+class InputJson(RequestModel):
     """An object, or a list of objects, which the model reads as JSON."""
 
     type: Literal["input_json"]
@@ -80,9 +80,9 @@ _Parts = Annotated[
             str,
             ReadAs(
                 Annotated[
-                    TextInput | RefusalInput | JsonInput,
+                    InputText | InputRefusal | InputJson,
                     ByType(
-                        TextInput,
+                        InputText,
                         unknown="parts of type '{kind}' are not supported, only text and JSON",
                     ),
                 ]

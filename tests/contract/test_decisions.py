@@ -25,9 +25,17 @@ from tests.polling import WAIT_SECONDS
 pytestmark = pytest.mark.usefixtures("engine")  # each test starts from the default script
 
 PATH = "/v1/decisions"
-STATEMENT = {"type": "predicate", "instructions": "It is late."}
-TEAM = {"type": "choice", "instructions": "Whose?", "choices": [{"value": "a"}, {"value": "b"}]}
-MOOD = {"type": "score", "instructions": "How?", "levels": [{"label": "low"}, {"label": "high"}]}
+STATEMENT: dict[str, Any] = {"type": "predicate", "instructions": "It is late."}
+TEAM: dict[str, Any] = {
+    "type": "choice",
+    "instructions": "Whose?",
+    "choices": [{"value": "a"}, {"value": "b"}],
+}
+MOOD: dict[str, Any] = {
+    "type": "score",
+    "instructions": "How?",
+    "levels": [{"label": "low"}, {"label": "high"}],
+}
 
 
 def body(*questions: dict[str, Any], **fields: Any) -> dict[str, Any]:

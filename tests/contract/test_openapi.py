@@ -106,7 +106,15 @@ def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str, users_u
         assert sent[path] == generation
     assert sent["/api/chat"] == sent["/api/generate"] == generation
     assert sent["/api/embed"] == sent["/api/embeddings"] == generation
-    for path in ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"):
+    for path in (
+        "/v1/decisions",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/rerank",
+        "/v1/score",
+        "/score",
+    ):
         assert sent[path] == generation
     unqueued = generation - {"410", "429"}
     for path in ("/tokenize", "/detokenize", "/v1/completions/render", "/admin/cache/probe"):
@@ -217,7 +225,7 @@ def test_every_body_has_an_example_that_is_answered(base_url: str, http: httpx.C
         for path, methods in document(base_url)["paths"].items()
         if "requestBody" in methods.get("post", {})
     }
-    assert len(examples) == 24
+    assert len(examples) == 25
     del examples["/api/pull"]  # it would ask the network
     for path, example in examples.items():
         assert http.post(path, json=example).status_code == 200, path

@@ -44,7 +44,7 @@ def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     folder = write_family(FAMILIES[request.param], tmp_path_factory.mktemp("models"))
-    config = EngineConfig(model=str(folder), kv_cache_bytes=16 << 20, block_size=8, max_running=8)
+    config = EngineConfig(model=str(folder), kv_cache_bytes=16 << 20, block_size=8)
     engine = loaded(config)
     settings = Settings(port=0, model=str(folder), served_model_name=("tiny",))
     with running(engine, settings) as url, strict_client(url) as client:
@@ -164,7 +164,6 @@ def test_the_text_is_computed_once(served: Served) -> None:
     ]
     usage = served.client.decisions.create(model="tiny", input=TEXT * 2, questions=questions).usage
     n_choices = 100 * len("YesNo")  # tokens at most
-    print(_computed(served.url) - before, usage)
     assert _computed(served.url) - before <= usage.input_tokens + n_choices
 
 

@@ -174,6 +174,19 @@ def ranked_documents() -> dict[str, Any]:
     return {"model": "reranker", "query": "What?", "documents": documents}
 
 
+def decided_questions() -> dict[str, Any]:
+    """With 20,000 choices, each of them another text."""
+    questions = [
+        {
+            "type": "choice",
+            "instructions": "Which?",
+            "choices": [{"value": f"{at} and {choice}"} for choice in range(250)],
+        }
+        for at in range(80)
+    ]
+    return {"input": "hello world " * 20, "questions": questions}
+
+
 def many_choices() -> dict[str, Any]:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
     format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -195,4 +208,5 @@ def named_attacks() -> Iterator[NamedAttack]:
     yield NamedAttack("30,000 tokens with log-probabilities", COMPLETIONS, 1, scored_prompts)
     yield NamedAttack("2,048 texts of 1 KB to be embedded", "/v1/embeddings", 1, embedded_texts)
     yield NamedAttack("2,000 documents to be ranked", "/v1/rerank", 1, ranked_documents)
+    yield NamedAttack("80 questions with 250 choices", "/v1/decisions", 1, decided_questions)
     yield NamedAttack("64 answers with 20 log-probabilities", CHAT, 3, many_choices)

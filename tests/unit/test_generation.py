@@ -1,7 +1,8 @@
 """Events on their way from the engine to the answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+import random
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,9 @@ from server.generation.history import Replays
 from server.generation.progress import ProgressBody
 from server.generation.requests import ServedModel
 from server.generation.stream import (
+    CONTINUED_AT_ONCE,
     ENTRIES_AT_ONCE,
+    NO_ORDER,
     REQUESTS_AT_ONCE,
     Inbox,
     generating,
@@ -165,11 +168,14 @@ class PassiveEngine:
 
 @contextmanager
 def passive_inbox(
-    output: Reservation, n_requests: int = 1, engine: PassiveEngine | None = None
+    output: Reservation,
+    n_requests: int = 1,
+    engine: PassiveEngine | None = None,
+    after: Mapping[str, str] = NO_ORDER,
 ) -> Iterator[Inbox]:
     ids = ["r", *(f"r{i}" for i in range(1, n_requests))]
     requests = [Request(id, pack((1,)), 1) for id in ids]
-    inbox = Inbox(cast(Engine, engine or PassiveEngine()), requests, output)
+    inbox = Inbox(cast(Engine, engine or PassiveEngine()), requests, output, after)
     with inbox.submitted(lambda event: None):
         yield inbox
 
@@ -230,3 +236,27 @@ async def test_the_engine_has_some_of_many_requests_at_a_time() -> None:
             assert (engine.ended, len(engine.submitted)) == (["r"], REQUESTS_AT_ONCE + 1)
         assert sorted(engine.ended) == sorted(engine.submitted)
         assert len(engine.submitted) == REQUESTS_AT_ONCE + 1, "nothing is submitted at the end"
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_request_begins_next_when_the_one_that_it_continues_has_ended(seed: int) -> None:
+    """In trees of any shape, whose requests end in any order."""
+    generator, n_requests = random.Random(seed), 150
+    ids = ["r", *(f"r{i}" for i in range(1, n_requests))]
+    after = {
+        id: ids[generator.randrange(at)]
+        for at, id in enumerate(ids)
+        if at and generator.random() < 0.6
+    }
+    engine = PassiveEngine()
+    with reserved() as output, passive_inbox(output, n_requests, engine, after) as inbox:
+        while running := [id for id in engine.submitted if id not in engine.ended]:
+            assert len(running) <= CONTINUED_AT_ONCE
+            ended, n_before = generator.choice(running), len(engine.submitted)
+            inbox.put(replace(LAST, request_id=ended))
+            await anext(inbox)
+            begun = engine.submitted[n_before:]
+            assert all(after.get(id, ended) in engine.ended for id in begun)
+            continuing = [id for id in ids if after.get(id) == ended]
+            assert begun[: len(continuing)] == continuing[: len(begun)]
+        assert sorted(engine.submitted) == sorted(engine.ended) == sorted(ids)

@@ -487,6 +487,11 @@ def test_no_client_fills_the_queue_alone() -> None:
         ),
         (Request("a", pack((1,)), 4, SamplingParams(bad_words=((1, -1),))), "bad_words"),
         (Request("a", pack((1,)), 4, SamplingParams(bad_words=((),))), "bad_words"),
+        (
+            Request("a", pack((1,)), 4, SamplingParams(top_logprobs=0, logprob_token_ids=(-1,))),
+            "logprob_token_ids",
+        ),
+        (Request("a", pack((1,)), 4, SamplingParams(logprob_token_ids=(1,))), "logprob_token_ids"),
     ],
 )
 def test_what_can_never_be_served_is_refused_at_once(request_: Request, param: str) -> None:
