@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, NewType, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine.values.images import Image
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import TokenLogprob
 from engine.values.request import Pooling, SamplingParams
@@ -78,17 +77,6 @@ class BatchEntry:
     sequence_id: SequenceId
     sampling: Sampling
     adapter: str = ""  # the LoRA adapter that computes its tokens; "" for none
-    images: tuple[Image, ...] = ()  # of its prompt
-
-
-class Encode(NamedTuple):
-    """Compute `n_stages` stages of an image's vision tower, from `first_stage` on, before the
-    forwards of the step. After the last stage its features are kept until they are forgotten.
-    """
-
-    image: Image
-    first_stage: int
-    n_stages: int
 
 
 class Score(NamedTuple):
@@ -178,8 +166,6 @@ class StepPlan:
     patches: list[tuple[SequenceId, TablePatch]] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)  # at most one of each sequence
     ops: Sequence[StepOp] = ()  # in the order in which the store queued them
-    forget: Sequence[bytes] = ()  # digests of images whose features go, before any is encoded
-    encode: Sequence[Encode] = ()
     draft: DraftPlan | None = None  # None: the draft model computes nothing, or there is none
 
     def ops_at(self, when: When) -> list[StorageOp]:

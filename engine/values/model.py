@@ -8,7 +8,6 @@ from typing import Annotated, Protocol
 
 from annotated_types import Ge, Le
 
-from engine.values.images import ImageInput
 from engine.values.request import Pooling
 
 Temperature = Annotated[float, Ge(0), Le(2)]
@@ -194,15 +193,6 @@ class ModelCard:
         Fact(
             "Which attention reads the blocks for how many rows and keys, and why no other.",
             label="attention",
-            places=(Place.MODELS,),
-        ),
-    ] = ""
-    images: ImageInput | None = None  # None: it takes none
-    images_refused: Annotated[
-        str,
-        Fact(
-            "Why the model takes no images although its checkpoint has a vision tower; else empty.",
-            label="no images",
             places=(Place.MODELS,),
         ),
     ] = ""
