@@ -80,9 +80,9 @@ queued yet: many texts would fill the queue.
 """
 
 CONTINUED_AT_ONCE = 32
-"""The same limit, where requests continue others: as many as a step admits, and as are on their
-way. A request soon follows the one that it continues, before the cache may need the place of what
-that has left there.
+"""Limit for the requests of one HTTP request that the engine has at a time, where some continue
+others. It is low so that a request is queued soon after the one that it continues, while that one's
+blocks are still cached.
 """
 
 

@@ -26,7 +26,7 @@ from tests.hosting import loaded
 pytestmark = pytest.mark.process
 
 FAMILIES_TRIED = ("qwen3", "gemma3_text", "qwen3_next", "rwkv7")
-"""With blocks alone, with windows, and with recurrent states beside blocks and alone."""
+"""Caches of blocks, of windows, of blocks and recurrent states, and of states alone."""
 
 TEXT = "the cat sat on the mat and the dog sat on the log " * 3
 WORDS = ("the cat", "the dog", "a", "the", "New", "New York", "mat", "the cat sat on a log", "no")
