@@ -192,6 +192,7 @@ def test_cache_clear_says_what_it_freed_and_what_it_kept(
     def said(*flags: str) -> list[str]:
         return run("cache", "clear", "--url", url, *flags).stdout.splitlines()
 
+    said("--what", "replays,responses")  # what other tests left on the shared daemon
     httpx.post(f"{base_url}/v1/responses", json={"input": "Hi"}).raise_for_status()
     freed, none, all_of_it = said()
     assert freed == f"{model}: 20 blocks freed in memory, 640.00 KiB"
