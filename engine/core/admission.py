@@ -111,6 +111,16 @@ class Admission:
                 return victim
         return None
 
+    def defer_background(self) -> None:
+        """Forget which background sequences were refused, and the slot that is reserved for one:
+        they are not due while others are live, and nobody waits for them.
+        """
+        for client, sequence in list(self.refused.items()):
+            if sequence.request.is_background:
+                del self.refused[client]
+        if self._reserved_for is not None and self._next(self._reserved_for) is None:
+            self._reserved_for = None
+
     def withdraw(self, sequence: LiveSequence) -> None:
         """Take a sequence out of the queue."""
         client = sequence.request.client
@@ -152,9 +162,10 @@ class Admission:
 
     def _is_due(self, sequence: LiveSequence) -> bool:
         """Whether the sequence has something to compute that no running lease will provide. In the
-        background one sequence is computed at a time, and only while no other is live.
+        background one prompt is computed at a time, and only while no other sequence is live.
         """
-        if sequence.request.is_background and (self._running or self._sequences.n_foreground):
+        live = self._sequences
+        if sequence.request.is_background and (live.n_foreground or live.prefilling):
             return False
         awaits_last_check = sequence.pending_token is not None and not sequence.max_new_tokens_left
         if _waits_for_first(sequence) or awaits_last_check:

@@ -30,7 +30,15 @@ from engine.core.request import (
     SequenceFactory,
     validate,
 )
-from engine.core.sequence import LiveSequence, LiveSequences, Status, Step, batch_entry, prefill_row
+from engine.core.sequence import (
+    BACKGROUND_SHARE,
+    LiveSequence,
+    LiveSequences,
+    Status,
+    Step,
+    batch_entry,
+    prefill_row,
+)
 from engine.core.step import (
     Late,
     Limits,
@@ -190,7 +198,10 @@ class Scheduler:
         limits, n_rows = self._limits, max(self.sequences.n_foreground, len(self.running))
         rows = min(n_rows, limits.max_running)
         budget = StepBudget(self.costs, limits.step_stretch, rows, limits.step_tokens)
-        step = Step(StepPlan(next(self._numbers)), budget, limits.step_tokens)
+        most_tokens = limits.step_tokens
+        if not self.sequences.n_foreground:
+            most_tokens = max(most_tokens // BACKGROUND_SHARE, len(self.running) + 1)
+        step = Step(StepPlan(next(self._numbers)), budget, most_tokens)
         if self._had_turns or self.sequences.has_waiting:
             self.waiting.begin_step()
             self._had_turns = False
@@ -272,6 +283,7 @@ class Scheduler:
         flight is preempted after that step, so that its result is not lost.
         """
         if self.sequences.n_foreground:
+            self._admission.defer_background()
             for sequence in [one for one in self.running if one.request.is_background]:
                 if sequence.status is Status.RUNNING and not _is_in_flight(sequence):
                     self._preempt(sequence, step)
@@ -289,6 +301,8 @@ class Scheduler:
         prefilling = filter(self._may_prefill, self.sequences.prefilling)
         lasts = [one for one in prefilling if one.unplanned_tokens == 1]
         decoding = [*self.sequences.decoding, *lasts]
+        if self.sequences.n_background and self.sequences.n_foreground:
+            decoding = [one for one in decoding if not one.request.is_background]
         if self.store.available_blocks < len(decoding):  # some may be refused a block
             decoding = by_rows(decoding, self.running)
         n_rows = n_keys = n_listed = 0

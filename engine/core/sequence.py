@@ -353,8 +353,8 @@ BEGINNING_TOKENS = 16
 """A prompt is admitted to a step that has time for this many of its tokens."""
 
 BACKGROUND_SHARE = 4
-"""A step that computes in the background has at most this part of a step's tokens. A request that
-arrives meanwhile waits for that step, and for no other.
+"""A step of background sequences alone has at most this part of a step's tokens, and a token for
+each that decodes. A request that arrives meanwhile waits for the steps in flight, and for no other.
 """
 
 
@@ -464,8 +464,6 @@ class Step:
         if wanted == 1:
             return 1
         wanted = min(wanted, self.budget_tokens)
-        if sequence.request.is_background:
-            wanted = min(wanted, max(self.budget_tokens // BACKGROUND_SHARE, 1))
         scored = 1.0 if sequence.lacks_scores else 0.0
         return self.budget.chunk_tokens(sequence.planned_tokens, wanted, scored)
 
