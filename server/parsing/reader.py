@@ -54,9 +54,7 @@ class NotACall(Exception):
 
 
 class BrokenCall(NotACall):
-    """The text after a marker becomes no tool call, whatever may follow it, though its parser looks
-    for an end.
-    """
+    """The text after a marker has ended, and is too broken to be taken for the begin of a call."""
 
 
 NewId = Callable[[str, int], str]
