@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from engine.values.images import Image
 from engine.values.tokens import NO_TOKENS, PackedTokens
 
 
@@ -259,4 +260,5 @@ class Request:
     shared_tokens: int | None = None  # of the prompt, that others begin with; None: cache all of it
     is_background: bool = False  # with max_tokens 0: computed only while no other request is live
     pin: bool = False  # with is_background: the prompt is not evicted from the cache afterwards
+    images: tuple[Image, ...] = ()  # of the prompt, in the order of their positions
     reports_progress: bool = False  # each chunk of the prompt that is computed has an event
