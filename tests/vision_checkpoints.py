@@ -1017,6 +1017,51 @@ VISION_FAMILIES = {
 """The families, in the order in which they matter. At most 120 tokens stand for an image."""
 
 
+REFUSED_FAMILIES = {
+    "gemma3n": VisionFamily(
+        text="gemma3n",
+        config={
+            "image_token_id": "<image_soft_token>",
+            "boi_token_id": "<start_of_image>",
+            "eoi_token_id": "<end_of_image>",
+            "vision_soft_tokens_per_image": 9,
+        },
+        text_config={},
+        vision_config={
+            "model_type": "gemma3n_vision",
+            "architecture": "mobilenetv5_300m_enc",
+            "hidden_size": VISION_HIDDEN,
+            "vocab_size": 128,
+            "vocab_offset": 256,
+            "rms_norm_eps": 1e-6,
+        },
+        tower={
+            "model.vision_tower.timm_model.conv_stem.conv.weight": (8, 3, 3, 3),
+            "model.embed_vision.embedding.weight": (128, VISION_HIDDEN),
+            "model.embed_vision.embedding_projection.weight": (TEXT_HIDDEN, VISION_HIDDEN),
+        },
+        renamed=_as_mlx_lm,
+        eos="<end_of_turn>",
+        tokens=GEMMA3_TOKENS,
+        template=GEMMA3_TEMPLATE.replace("<start_of_image>", "<image_soft_token>"),
+        preprocessor={
+            **DONE,
+            "do_normalize": False,
+            "image_seq_length": 9,
+            "resample": 2,
+            "rescale_factor": 1 / 255,
+            "size": {"height": 96, "width": 96},
+            "image_processor_type": "SiglipImageProcessorFast",
+            "processor_class": "Gemma3nProcessor",
+        },
+        processor={"image_seq_length": 9, "processor_class": "Gemma3nProcessor"},
+    ),
+}
+"""Families whose text is served and whose images are refused. Of their towers there are some
+weights, to be left out.
+"""
+
+
 def write_vision_checkpoint(
     name: str, parent: Path, *, seed: int = 0, dtype: mx.Dtype = mx.float32
 ) -> Path:
@@ -1029,7 +1074,8 @@ def write_vision_checkpoint(
     parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(dir=parent))
     try:
-        _write_files(unfinished, VISION_FAMILIES[name], name, seed, dtype)
+        family = {**VISION_FAMILIES, **REFUSED_FAMILIES}[name]
+        _write_files(unfinished, family, name, seed, dtype)
         unfinished.rename(directory)
     except OSError:
         if not directory.exists():  # another process may have written it first

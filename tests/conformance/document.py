@@ -87,10 +87,15 @@ def render(outcomes: Sequence[Outcome], images: Sequence[Outcome]) -> str:
 
 
 def images_table(outcomes: Sequence[Outcome]) -> str:
-    """A row for each family that is served with images."""
+    """A row for each family that is served with images, and why those of others are refused."""
     served = [each for each in outcomes if each.verdict is Verdict.SERVED]
-    rows = (f"| `{each.name}` | image | {each.error:.0e} |\n" for each in served)
-    return _IMAGES_HEADER + "".join(rows)
+    rows = [f"| `{each.name}` | image | {each.error:.0e} |\n" for each in served]
+    refused = [
+        f"- `{each.name}` is served without images: {each.reason}\n"
+        for each in outcomes
+        if each.verdict is Verdict.REFUSED
+    ]
+    return "".join([_IMAGES_HEADER, *rows, *(["\n"] if refused else []), *refused])
 
 
 def architectures(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -83,10 +83,6 @@ def test_chunks_of_any_width(bench: Bench, step_tokens: int) -> None:
     serve(bench.daemon(replace(ROOM, step_tokens=step_tokens)), bench, prompts)
 
 
-def test_preempted(bench: Bench) -> None:
-    serve(bench.daemon(replace(ROOM, n_blocks=12)), bench, prompts_of(bench))
-
-
 def test_several_answers_share_their_prompt(bench: Bench) -> None:
     prompt, daemon = prompts_of(bench)["two"], bench.daemon()
     said = daemon.serve(replace(request_of("n", prompt), n=3))

@@ -72,14 +72,14 @@ def test_attention_that_reads_blocks_in_place(
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "gemma4"])
 @pytest.mark.parametrize("kv_format", [KVFormat.Q8, KVFormat.K8V4])
 def test_kv_in_fewer_bits(bench_of: Benches, family: str, kv_format: KVFormat) -> None:
-    """The whole model, too, attends to K and V as they are stored: cold, from the cache, in chunks
-    and after a preemption.
+    """The whole model, too, attends to K and V as they are stored: cold, from the cache and in
+    chunks.
     """
     scene = bench_of(family).scene
     bench = Bench(scene, load_with_images(scene.checkpoint, kv_format))
     bench.whole.store_in_format(bench.served.layout)
     prompts = prompts_of(bench)
-    for room in (ROOM, NARROW, replace(ROOM, n_blocks=12)):
+    for room in (ROOM, NARROW):
         daemon = bench.daemon(room)
         for turn in ("cold", "warm"):
             requests = [request_of(f"{turn} {name}", each) for name, each in prompts.items()]

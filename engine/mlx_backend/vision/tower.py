@@ -49,6 +49,11 @@ TOWERS: Mapping[str, type[Tower]] = {
 }
 """By the `model_type` in config.json."""
 
+_UNSUPPORTED = {
+    "gemma3n": "mlx-vlm's tower returns the parts of an image in another order than transformers'"
+}
+"""Why a tower that mlx-vlm has is not used, where that is known."""
+
 _PARTS = ("vision_tower.", "multi_modal_projector.", "embed_vision.")
 _OLD_NAMES = {"visual.": "vision_tower.", "vision_model.": "vision_tower.vision_model."}
 
@@ -61,7 +66,9 @@ def open_tower(files: Iterable[Path], config: Mapping[str, Any]) -> Tower | None
         return None
     kind = TOWERS.get(str(config["model_type"]))
     if kind is None:
-        raise NoVision(f"the vision tower of {config['model_type']} is not supported")
+        name = str(config["model_type"])
+        why = f": {_UNSUPPORTED[name]}" if name in _UNSUPPORTED else ""
+        raise NoVision(f"the vision tower of {name} is not supported{why}")
     vision_type = config["vision_config"].get("model_type")
     if config["model_type"] == "llava" and vision_type != "pixtral":
         raise NoVision(f"the vision tower {vision_type} is not supported")
