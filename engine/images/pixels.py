@@ -184,7 +184,7 @@ def lfm2_pixels(settings: Settings, patch: int, image: Image.Image, detail: Deta
     if is_large and detail is Detail.FULL and settings.get("do_image_splitting", True):
         side = int(settings.get("tile_size", LFM2_TILE))
         limits = (int(settings.get(f"{m}_tiles", n)) for m, n in LFM2_TILES.items())
-        rows, columns = _closest_tiles(image.size, side, *limits)
+        rows, columns = closest_tiles(image.size, side, *limits)
         tiled = image.resize((columns * side, rows * side), resample)
         views += _split(tiled, rows, columns) if rows * columns > 1 else ()
     views.append(image.resize((sides[0], sides[1]), resample))
@@ -196,7 +196,7 @@ def lfm2_pixels(settings: Settings, patch: int, image: Image.Image, detail: Deta
     return Pixels(as_float32(np.concatenate(patches)), grid)
 
 
-def _closest_tiles(size: tuple[int, int], side: int, least: int, most: int) -> tuple[int, int]:
+def closest_tiles(size: tuple[int, int], side: int, least: int, most: int) -> tuple[int, int]:
     """The rows and columns of tiles whose ratio is closest to the image's. Of several, those with
     the most tiles of which the image fills half.
     """

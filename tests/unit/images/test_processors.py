@@ -26,7 +26,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from engine.images.decode import UnreadableImage, decode
 from engine.images.layout import image_layout
-from engine.images.pixels import Pixels
+from engine.images.pixels import Pixels, closest_tiles
 from engine.images.processors import Processor
 from engine.values.images import Detail
 from tests.unit.images.checkpoint import PUBLISHED, write_settings
@@ -196,6 +196,18 @@ def test_pixels_of_lfm2_vl_are_those_of_mlx_vlm(
         assert found.grid == (*tiles, *wanted["spatial_shapes"][-1])
         grids.add(tiles == (1, 1))
     assert len(grids) == 1 + bool(settings["do_image_splitting"])
+
+
+@pytest.mark.parametrize(("least", "most"), [(2, 10), (1, 6), (4, 4)])
+def test_tiles_of_lfm2_vl_are_those_of_mlx_vlm(
+    processors_of_mlx_vlm: Callable[[str], Any], least: int, most: int
+) -> None:
+    """Also where several grids of tiles have one ratio."""
+    layout_of, random = processors_of_mlx_vlm("lfm2_vl")._get_grid_layout, Random(most)
+    for _ in range(3_000):
+        width, height = (random.randint(200, 2_500) for _ in range(2))
+        columns, rows, *_ = layout_of(height, width, least, most, 512)
+        assert closest_tiles((width, height), 512, least, most) == (rows, columns)
 
 
 @pytest.fixture(scope="module")
