@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -13,12 +12,11 @@ import pytest
 
 from engine.core.step import Encode
 from engine.images.packages import INSTALL
-from engine.mlx_backend.loading.images import Vision, open_vision, read_vision
+from engine.mlx_backend.loading.images import Vision, open_vision
 from engine.mlx_backend.vision.modules import NoVision
 from engine.values.images import Image
 from tests.golden.driving import random_tokens
 from tests.golden.imaging import N_TOKENS, ROOM, STEP_TOKENS, load_with_images, request_of
-from tests.golden.test_failures import from_another_thread
 from tests.offline import OfflineDaemon
 from tests.vision_checkpoints import REFUSED_FAMILIES, VISION_FAMILIES, write_vision_checkpoint
 
@@ -51,31 +49,6 @@ def test_stages_equal_the_whole(family: str, tmp_path: Path) -> None:
     assert mx.array_equal(staged.embeddings, whole.embeddings)
     for one, other in zip(staged.added, whole.added, strict=True):
         assert mx.array_equal(one, other)
-
-
-def test_what_cannot_be_computed_is_encoded_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a step has failed; what the device has computed is kept."""
-    vision = opened(write_vision_checkpoint("qwen3_vl", tmp_path))
-    read_vision(vision)
-    encoder, kept = vision.encoder, example(vision, tmp_path)
-    lost, kind = replace(kept, digest=b"lost" * 8), type(encoder.tower)
-    mx.eval(encoder.encode(Encode(kept, 0, 1)))
-    compute = kind.__call__
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            kind,
-            "__call__",
-            lambda tower, pixels, grid: compute(tower, pixels + from_another_thread(), grid),
-        )
-        encoder.encode(Encode(lost, 0, 1))
-    encoder.settle()
-    whole = encoder.at_once(mx.array(np.load(kept.file)), kept.grid).embeddings
-    for image, done in ((kept, 1), (lost, 0)):
-        for stage in range(done, encoder.n_stages):
-            mx.eval(encoder.encode(Encode(image, stage, 1)))
-        assert mx.array_equal(encoder.features(image).embeddings, whole)
 
 
 def test_quantized_tower(tmp_path: Path) -> None:
