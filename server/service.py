@@ -131,7 +131,7 @@ class RequestContext:
 
     def _attachments(self) -> Attachments | None:
         """Where images in the body go as it arrives; None where no model takes any. Their files are
-        deleted at the end of the request.
+        deleted with the body, at the latest at the end of the request.
         """
         service = self.service
         if not service.models.may_take_images():
@@ -241,10 +241,12 @@ class ArrivedBody(Generic[BodyT]):
         return await service.workers.run(record.client, n_bytes, call)
 
     def replace(self, kept_bytes: int) -> None:
-        """Drop the body, of which kept_bytes are kept elsewhere until the answer is complete.
-        Raises ApiError (503) where they are too many.
+        """Drop the body with its files, of which kept_bytes are kept elsewhere until the answer is
+        complete. Raises ApiError (503) where they are too many.
         """
         self._text = b""
+        if self._attachments is not None:
+            self._attachments.close()
         self._context.record.replace_body(kept_bytes)
 
     def _parsed(self, function: Callable[[BodyT], T]) -> T:
