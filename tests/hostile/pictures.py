@@ -43,9 +43,7 @@ def padded(n_bytes: int, seed: int = 0) -> bytes:
 def huge_png() -> bytes:
     """50,000 x 50,000 pixels in 2 kB."""
     rows = zlib.compress(bytes(1_000_000), 9)
-    return (
-        SIGNATURE + header(50_000, 50_000, 1, 0) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    )
+    return SIGNATURE + header(50_000, 50_000, 1, 0) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
 def bombs() -> Iterator[Hostile]:
