@@ -96,12 +96,10 @@ class Conversation:
         return {"messages": messages, "stream": False, "options": {"num_predict": 1}}
 
 
-PARTS = st.lists(
-    st.sampled_from(["", "a", "b" * 5, IMAGE + b"x", IMAGE + b"yy", IMAGE + b"zzz"]),
-    min_size=1,
-    max_size=3,
+CONTENTS: st.SearchStrategy[str | bytes] = st.sampled_from(
+    ["", "a", "b" * 5, IMAGE + b"x", IMAGE + b"yy", IMAGE + b"zzz"]
 )
-
-CONVERSATIONS = st.lists(
-    st.tuples(st.sampled_from(["user", "tool"]), PARTS), min_size=1, max_size=4
-).map(lambda turns: Conversation([("user", ["begin"]), *turns]))
+TURNS = st.tuples(st.sampled_from(["user", "tool"]), st.lists(CONTENTS, min_size=1, max_size=3))
+CONVERSATIONS = st.lists(TURNS, min_size=1, max_size=4).map(
+    lambda turns: Conversation([("user", ["begin"]), *turns])
+)

@@ -135,8 +135,8 @@ def test_anthropic(messages: Any, asked: FakeEngine) -> None:
 
 
 def test_anthropic_with_a_tool_that_shows_an_image(messages: Any, asked: FakeEngine) -> None:
-    shown = {"type": "image", "source": {"type": "base64", "media_type": "image/png"}}
-    shown["source"]["data"] = ENCODED
+    source = {"type": "base64", "media_type": "image/png", "data": ENCODED}
+    shown = {"type": "image", "source": source}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [shown]}
     use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
     said = [

@@ -1,5 +1,6 @@
 """What is held of images while answers about them are streamed."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from server.fairness import Budget
 from server.settings import Settings
 from tests.contract.daemon import running
 from tests.contract.fake_engine import IMAGE, SEEING, FakeEngine, Gate, Script
-from tests.contract.wire import posted
+from tests.contract.wire import connected, request_head
 from tests.hostile.image_bodies import DIALECTS, Dialect, base64_of
 from tests.polling import WAIT_SECONDS, until
 
@@ -48,11 +49,8 @@ def test_an_answer_that_is_streamed_holds_no_image(
         for turn in range(N_TURNS):
             gate = Gate()
             engine.script = Script(gate=gate, gate_after_tokens=0)
-            image = IMAGE + bytes([turn // 2]) * IMAGE_BYTES
-            body = {**dialect.body(base64_of(image)), "stream": True}
-            del image
-            with posted(url, dialect.path, body) as connection:
-                del body
+            with connected(url) as connection:
+                connection.sendall(_request(dialect, turn // 2))
                 engine.at_gate.get(timeout=WAIT_SECONDS)
                 held.append(traced())
                 assert sum(budget.total_bytes for budget in budgets) < HELD_BYTES
@@ -66,3 +64,10 @@ def test_an_answer_that_is_streamed_holds_no_image(
             left.append(traced())
     assert max(held) - left[0] < HELD_BYTES, (held, left)
     assert max(left[1:]) - left[0] < HELD_BYTES, (held, left)
+
+
+def _request(dialect: Dialect, number: int) -> bytes:
+    """A request for a stream about one of several images."""
+    image = IMAGE + bytes([number]) * IMAGE_BYTES
+    body = {**dialect.body(base64_of(image)), "stream": True}
+    return request_head(json.dumps(body).encode(), path=dialect.path)

@@ -121,7 +121,7 @@ def counted_tokens(answer: httpx.Response) -> int:
     for name in ("prompt_tokens", "prompt_eval_count"):
         if name in usage:
             return int(usage[name])
-    return int(usage["input_tokens"]) + usage.get("cache_read_input_tokens", 0)
+    return int(usage["input_tokens"]) + int(usage.get("cache_read_input_tokens", 0))
 
 
 @pytest.mark.parametrize("n_images", [21, 1000, 10_000])
