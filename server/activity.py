@@ -21,7 +21,7 @@ from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Request
 from engine.values.stats import Histogram, Latency
 from server.admin_schema import FinishedRequest, RequestSummary
-from server.errors import CLIENT_LEFT_STATUS, ended_by_admin, timed_out, to_api_error
+from server.errors import CLIENT_LEFT_STATUS, ApiError, timed_out, to_api_error
 from server.record import RequestRecord
 
 TOKEN_BOUNDS = tuple(float(n * 10**power) for power in range(6) for n in (1, 2, 5))
@@ -312,12 +312,12 @@ class RequestTracker:
         )
         self._log(self._refused, summary, seconds, status, code)
 
-    def end(self, id: str) -> bool:
-        """End a request for an admin. False where there is none of that id."""
+    def end(self, id: str, error: ApiError) -> bool:
+        """End a request with an error for its client. False where there is none of that id."""
         tracked = self._live.get(id)
         if tracked is None:
             return False
-        tracked.record.end(ended_by_admin())
+        tracked.record.end(error)
         return True
 
     def _log(

@@ -37,6 +37,7 @@ from server.metrics.metrics import HttpAnswers, HttpCounts, Metrics
 from server.metrics.tables import TABLES, vllm_tables
 from server.models.registry import ModelRegistry
 from server.openapi import OpenApiDocument
+from server.pressure.guard import MemoryGuard
 from server.service import create_service
 from server.settings import Settings
 
@@ -65,10 +66,13 @@ DASHBOARD = {
 
 
 def create_app(
-    models: ModelRegistry, settings: Settings, launch: pages.Launch = pages.NO_LAUNCH
+    models: ModelRegistry,
+    settings: Settings,
+    launch: pages.Launch = pages.NO_LAUNCH,
+    guard: MemoryGuard | None = None,
 ) -> FastAPI:
     """The application. Its caller runs and drains the models. `launch`: the agents for which the
-    page has a line.
+    page has a line. Without `guard` the memory of the machine is not watched.
     """
     answers, output, tracker = HttpAnswers(), output_budget(settings), RequestTracker()
     policy = Policy(
@@ -78,12 +82,14 @@ def create_app(
         has_namespaces=settings.cache_namespace == "key",
     )
     tables = TABLES + (vllm_tables(tracker.sequences) if settings.vllm_metric_names else ())
-    metrics_page = Metrics(HttpCounts(answers, output, policy.refusals, models.images), tables)
+    metrics_page = Metrics(
+        HttpCounts(answers, output, policy.refusals, models.images), tables, guard
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with create_task_group() as tasks:  # which end with the models
-            service = create_service(models, settings, metrics_page, tracker)
+            service = create_service(models, settings, metrics_page, tracker, guard)
             app.state.service = service
             app.state.series, app.state.watch = SeriesRecord(), Watch(models, tasks)
             app.state.launch = launch
@@ -95,6 +101,8 @@ def create_app(
             )
             async with task_scope() as samplers:
                 samplers.start_soon(app.state.series.run, models.stats)
+                if guard is not None:
+                    samplers.start_soon(guard.run, policy.close, tracker)
                 yield
 
     app = FastAPI(

@@ -32,6 +32,7 @@ from server.images.preparation import Images
 from server.metrics.metrics import Metrics
 from server.models.model import LoadedModel, Model
 from server.models.registry import ModelRegistry
+from server.pressure.guard import MemoryGuard
 from server.record import RequestRecord, request_record
 from server.settings import Settings
 
@@ -47,6 +48,7 @@ class Service:
     tracker: RequestTracker
     images: Images
     created: int  # seconds since the epoch
+    guard: MemoryGuard | None = None  # None: the memory of the machine is not watched
 
     async def model(self, name: str, record: RequestRecord) -> ServedModel:
         """The model of that name, loaded if it is not; without a name, the first. It stays until
@@ -89,6 +91,7 @@ def create_service(
     settings: Settings,
     metrics: Metrics,
     tracker: RequestTracker,
+    guard: MemoryGuard | None = None,
 ) -> Service:
     return Service(
         models=models,
@@ -98,6 +101,7 @@ def create_service(
         tracker=tracker,
         images=models.images,
         created=int(time.time()),
+        guard=guard,
     )
 
 

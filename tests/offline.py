@@ -246,7 +246,7 @@ class OfflineDaemon:
             self._deliver,
             StorageBytes(block=0, slots=(0,) * len(self.store.groups), arenas=0),
             GrammarStage(self.scheduler, answers(vocab_size), self.scheduler.metrics.now),
-            runner.grow_ahead,
+            runner.resize_ahead,
         )
         self.usage: dict[str, Usage] = {}
         self.logprobs = defaultdict[tuple[str, int], list[TokenLogprob]](list)

@@ -183,6 +183,29 @@ QUIET_SECONDS = 600.0
 """The least time between two warnings."""
 
 
+class KeptArrays(NamedTuple):
+    """The arrays that a model keeps between steps, and the bytes of recurrent states in them."""
+
+    n_arrays: int
+    state_bytes: int
+
+
+def most_arrays() -> int:
+    """The buffers that the device allows a process; 0 where it states no limit. Metal's allocator
+    refuses memory beyond them, however little is in use.
+    """
+    return int(mx.device_info().get("resource_limit", 0)) if mx.metal.is_available() else 0
+
+
+def release_unused() -> None:
+    """Give the memory that nothing uses back to the system: buffers that MLX keeps for the next
+    step, and of glibc's allocator the free parts of its pages. Any thread may call it.
+    """
+    mx.clear_cache()
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 class MemoryMeter:
     """Measures the memory of each step, and compares it with what was reserved."""
 
@@ -191,11 +214,15 @@ class MemoryMeter:
         planned: ModelMemory,
         step_bytes: int,
         used_bytes: int,
+        kept: Callable[[], KeptArrays] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`step_bytes`: the most that a step may take in addition to what is kept between steps.
-        `used_bytes`: what MLX's allocator had given out before the model was loaded.
+        `used_bytes`: what MLX's allocator had given out before the model was loaded. `kept` is
+        called on any thread; None: the model keeps nothing but its weights.
         """
+        self._kept = kept
+        self._most_arrays = 0 if kept is None else most_arrays()
         self._planned = planned
         self._step_bytes = step_bytes
         self._used_bytes = used_bytes
@@ -225,9 +252,13 @@ class MemoryMeter:
     def stats(self) -> MemoryStats:
         """The memory now. Any thread may call it."""
         resident, total = process_bytes(), self._planned.total_bytes
+        kept = KeptArrays(0, 0) if self._kept is None else self._kept()
         return MemoryStats(
             replace(self._planned, process_bytes=resident, total_bytes=max(total, resident)),
             active=mx.get_active_memory() - self._used_bytes,
             cached=mx.get_cache_memory(),
             peak=max(self._peak, mx.get_peak_memory()) - self._used_bytes,
+            states=kept.state_bytes,
+            arrays=kept.n_arrays,
+            most_arrays=self._most_arrays,
         )

@@ -295,6 +295,7 @@ class MlxRunner:
         self._wait()
         mx.eval(self._storage.arrays())
         self._storage.give_back(blocks, slots)
+        mx.eval(self._storage.arrays())  # states that were moved still refer to where they were
 
     def _resize(self) -> None:
         """Let the arena grow or shrink, and forget what was traced for its planes. Raises

@@ -112,7 +112,9 @@ class PressureSources:
         if known:
             n_bytes, limit, group = max(known, key=lambda each: each[0] / each[1])
             name = group.folder.relative_to(self._root / group.hierarchy.mount)
-            words = f"{_of(n_bytes, limit)} of the control group {PurePosixPath('/', name)} are in use"
+            words = (
+                f"{_of(n_bytes, limit)} of the control group {PurePosixPath('/', name)} are in use"
+            )
             yield Reading(PressureSource.GROUP, max(n_bytes, 0) / limit, words)
 
     def _killed(self, groups: list[MemoryGroup]) -> Iterator[Reading]:

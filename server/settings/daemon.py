@@ -96,6 +96,13 @@ class DaemonSettings(SettingsModel):
         description="Unsent output of all answers; beyond it the largest of the client that holds"
         " most is ended.",
     )
+    memory_guard: Annotated[float, Section.LIMITS] = Field(
+        0.9,
+        ge=0.5,
+        le=1,
+        description="Share of the memory of the machine, or of the control group, from which the "
+        "daemon gives memory back; 1: it does not.",
+    )
     max_stored_responses: Annotated[int, Section.LIMITS] = Field(
         1000,
         ge=0,

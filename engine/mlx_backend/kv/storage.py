@@ -11,6 +11,7 @@ import numpy as np
 from blake3 import blake3
 
 from engine.core.step import StepPlan
+from engine.mlx_backend.host import KeptArrays
 from engine.mlx_backend.kv.arena import Arena, ArenaError
 from engine.mlx_backend.kv.formats import dtype_name
 from engine.mlx_backend.kv.layout import Layout
@@ -285,19 +286,15 @@ class Storage:
             full.grow(needed)
         self._is_shrinking = False
 
-    @property
-    def n_arrays(self) -> int:
-        """Number of arrays that are kept between steps, each of which is a buffer of the device."""
-        return len(self._planes()) + self.states.n_arrays
-
-    @property
-    def can_give_back(self) -> bool:
-        """Whether memory of blocks that nobody uses can be given back."""
-        return self.full.grows or can_release_pages()
+    def kept(self, n_weights: int) -> KeptArrays:
+        """The arrays that stay between steps, `n_weights` of weights among them. On any thread."""
+        n_arrays = n_weights + self._layout.n_planes + self.states.n_arrays
+        return KeptArrays(n_arrays, self.states.bytes)
 
     def give_back(self, blocks: Sequence[BlockId], slots: Sequence[Sequence[SlotId]]) -> None:
         """Give back the memory of these blocks, and of slots of each group, that nobody uses, as
         far as it can be had without moving others. Nothing may be in flight, and no op may wait.
+        All planes and states must have been computed.
         """
         self.states.forget(chain(*slots[len(self.windows) :]))
         if can_release_pages():
