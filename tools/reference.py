@@ -91,7 +91,7 @@ def reference() -> dict[Path, str]:
 
 
 def _metrics() -> str:
-    own = [row for rows in (HTTP, GUARD, *(table.rows for table in TABLES)) for row in rows]
+    own: list[Row[Any]] = [*HTTP, *GUARD, *(row for table in TABLES for row in table.rows)]
     vllm = [row for table in vllm_tables({}) for row in table.rows]
     parts = (METRICS_HEAD, METRICS_TABLE, *_families(own), METRICS_NOTES)
     faults = ", ".join(f"`{fault}`" for fault in DISK_FAULTS)

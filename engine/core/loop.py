@@ -179,7 +179,7 @@ class EngineLoop:
         if not first:
             self._give_back.shrink(blocks)
         self._give_back.release(blocks[first:end], [each[first:end] for each in slots])
-        return end if end < max(map(len, (blocks, *slots))) else None
+        return end if end < max([len(blocks), *map(len, slots)]) else None
 
     @property
     def namespaces(self) -> frozenset[Namespace]:

@@ -213,7 +213,7 @@ def assemble_opened(
     decode = _decode_path(config, opened, model, problem, report)
     report(f"decode: {decode.why}")
     kept = partial(storage.kept, _n_weights(loaded))
-    meter = host.MemoryMeter(plan.memory, plan.step_bytes, opened.used_bytes, kept)
+    meter = host.MemoryMeter(plan.memory, plan.step_bytes, opened.used_bytes, kept=kept)
     sampler = Sampler(layout.vocab_size)
     draft_runner, draft_storage = _load_draft(config, opened, plan, decode, report)
     runner = MlxRunner(

@@ -214,8 +214,8 @@ class MemoryMeter:
         planned: ModelMemory,
         step_bytes: int,
         used_bytes: int,
-        kept: Callable[[], KeptArrays] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        kept: Callable[[], KeptArrays] | None = None,
     ) -> None:
         """`step_bytes`: the most that a step may take in addition to what is kept between steps.
         `used_bytes`: what MLX's allocator had given out before the model was loaded. `kept` is

@@ -59,7 +59,10 @@ def memory_groups(root: Path) -> Iterator[MemoryGroup]:
     the directory with /proc and /sys. A group that has no files may be among them.
     """
     for line in lines(root / "proc/self/cgroup"):  # such as 4:memory:/user.slice, or 0::/
-        _, controllers, path = line.split(":", 2)
+        _, _, named = line.partition(":")
+        controllers, _, path = named.partition(":")
+        if not path.startswith("/"):
+            continue
         if controllers == "":
             hierarchy = CGROUP_V2
         elif "memory" in controllers.split(","):
@@ -74,7 +77,11 @@ def memory_groups(root: Path) -> Iterator[MemoryGroup]:
 def counts(file: Path, names: tuple[str, ...]) -> dict[str, int]:
     """The numbers with these names in a file of lines such as `anon 290`, or `SwapFree: 12 kB`."""
     words = (line.split() for line in lines(file))
-    return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[0] in names}
+    return {
+        each[0]: int(each[1])
+        for each in words
+        if len(each) > 1 and each[0] in names and each[1].isdecimal()
+    }
 
 
 def number(file: Path) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from anyio import sleep
@@ -128,8 +129,9 @@ class MemoryGuard:
         assert cause is not None, "a step is taken for a reason"
         cards = {name: one.engine.card for name, one in self._models.all_loaded().items()}
         blocks = Counter[str]()
-        for info in await self._models.requests():
-            blocks[info.request_id] += info.blocks
+        with suppress(EngineStopped):  # whose requests have ended
+            for info in await self._models.requests():
+                blocks[info.request_id] += info.blocks
         held = {
             one: sum(blocks[each.id] for each in one.requests)
             * cards[one.record.own_model].block_size

@@ -134,7 +134,7 @@ def advance(state: GuardState, readings: Sequence[Reading], limits: AllLimits) -
         return GuardState(step, cause, acts=step)
     is_relieved = all(each.share < _leaves_at(state.step, limits[each.source]) for each in readings)
     if highest is Step.NONE or is_relieved:
-        return _calmer(state) if is_relieved and state.step else replace(state, acts=Step.NONE)
+        return _calmer(state) if is_relieved and state.step else GuardState(state.step, state.cause)
     held = state.held + 1
     if highest is Step.REQUESTS:
         is_due = held % CALM_READINGS == 0

@@ -97,6 +97,28 @@ def test_a_limit_beyond_the_longest_prompt_is_reported_as_none(model: Path, tmp_
     assert lives.said[-1] == f"disk cache: {tmp_path}, at most 512 MiB, prompts whole"
 
 
+def test_prefixes_that_are_evicted_for_lack_of_memory_go_to_disk(
+    model: Path, tmp_path: Path
+) -> None:
+    """At once, before they would be written by themselves, and so that later prompts find them."""
+
+    async def serve() -> None:
+        engine = loaded(Lives(model, DiskCacheConfig(tmp_path, max_bytes=64 * MIB)).config)
+        try:
+            assert await _ask(engine, "first", PROMPT) == 0
+            n_blocks = (await engine.stats()).cache.blocks_cached
+            assert n_blocks
+            evicted = await engine.give_back(0.0)
+            assert (evicted, (await engine.stats()).cache.blocks_cached) == (0, n_blocks)
+            assert await engine.give_back(1.0) == n_blocks
+            assert (await engine.stats()).cache.blocks_cached == 0
+            assert await _ask(engine, "again", PROMPT) >= 416
+        finally:
+            await engine.drain(10.0)
+
+    asyncio.run(serve())
+
+
 def test_what_is_on_disk_is_told_while_nothing_is_computed(model: Path, tmp_path: Path) -> None:
     async def idle() -> None:
         disk = DiskCacheConfig(tmp_path, max_bytes=64 * MIB)

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from engine.values.pressure import PressureSource, Reading
+from engine.values.pressure import Reading
 from server.models.registry import ModelRegistry
 from server.pressure import guard as guard_module
 from server.pressure.guard import EVICTED_SHARE, MemoryGuard
@@ -22,6 +22,7 @@ from server.settings import Settings
 from tests.contract.daemon import registry_of, serving
 from tests.contract.fake_engine import MEMORY, FakeEngine, Gate, Script
 from tests.contract.metrics import value
+from tests.contract.pressure import ScriptedSources
 from tests.contract.scripted import CLIENT_SECONDS
 from tests.contract.several import HI, Engines, needs, settings_of
 from tests.polling import until
@@ -38,25 +39,10 @@ REFUSED = [
 ]
 
 
-class Scripted:
-    """One source that says what a test sets."""
-
-    def __init__(self) -> None:
-        self.share = 0.0
-        self.engines_bytes = -1
-        self.n_read = 0
-
-    def read(self, engines_bytes: int = 0) -> tuple[Reading, ...]:
-        self.engines_bytes = engines_bytes
-        self.n_read += 1
-        words = f"{self.share:.0%} of the control group / are in use"
-        return (Reading(PressureSource.GROUP, self.share, words),)
-
-
 class Machine:
     """A daemon on it, its source, and a client."""
 
-    def __init__(self, http: httpx.Client, sources: Scripted, engine: FakeEngine) -> None:
+    def __init__(self, http: httpx.Client, sources: ScriptedSources, engine: FakeEngine) -> None:
         """`engine`: of the only model."""
         self.http = http
         self.sources = sources
@@ -86,7 +72,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def machine(
     models: ModelRegistry, settings: Settings, engine: FakeEngine | None = None
 ) -> Iterator[Machine]:
-    sources = Scripted()
+    sources = ScriptedSources()
     guard = MemoryGuard(sources, models, settings.memory_guard)
     with ExitStack() as stack:
         url = stack.enter_context(serving(models, settings, guard=guard))
@@ -190,14 +176,23 @@ def test_requests_are_refused_with_a_time_to_come_again(
     assert alone.http.post(path, json=body).status_code == 200
 
 
-def test_a_client_that_tries_again_is_answered_when_memory_is_back(alone: Machine) -> None:
+def test_the_sdk_says_why_and_is_answered_when_memory_is_back(alone: Machine) -> None:
     alone.reach(GONE, "requests")
-    with openai.OpenAI(base_url=f"{alone.http.base_url}v1", api_key="-", max_retries=0) as client:
-        with pytest.raises(openai.InternalServerError) as refused:
-            client.chat.completions.create(
-                model="bytes", messages=[{"role": "user", "content": ""}]
+    url = f"{alone.http.base_url}/v1"
+    with openai.OpenAI(base_url=url, api_key="-", max_retries=0) as client:
+        (model,) = client.models.list().data
+
+        def ask() -> str | None:
+            asked = client.chat.completions.create(
+                model=model.id, messages=[{"role": "user", "content": "?"}]
             )
+            return asked.choices[0].message.content
+
+        with pytest.raises(openai.InternalServerError) as refused:
+            ask()
         assert refused.value.code == "memory_short"
+        alone.reach(0.0, "none")
+        assert ask()
 
 
 def streamed(http: httpx.Client, text: str) -> Iterator[str]:

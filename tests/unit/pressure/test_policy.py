@@ -103,7 +103,7 @@ def test_a_step_is_left_below_a_lower_limit_than_it_is_taken_at(step: Step) -> N
     below = left_at - 0.001
     assert after(state, *[below] * (CALM_READINGS - 1)).step is step
     assert after(state, *[below] * (CALM_READINGS - 1), between, below).step is step
-    assert after(state, *[below] * CALM_READINGS).step is step - 1
+    assert after(state, *[below] * CALM_READINGS).step == step - 1
 
 
 def test_requests_are_admitted_again_although_memory_stays_short() -> None:

@@ -127,12 +127,13 @@ def test_it_fits_the_terminal(scene: TreeSnapshot, size: Size) -> None:
 
 def test_a_low_terminal_says_what_matters_most() -> None:
     scene = agent_beside_short_prompts()
-    frame = Frame(CacheTree.of(scene, "a/model"), 3.0, Rates(1, 2, 3))
+    frame = Frame(CacheTree.of(scene, "a/model"), 3.0, Rates(1, 2, 3), "requests are refused")
     console = Console(width=60, height=15, file=StringIO(), color_system=None)
     with console.capture() as captured:
         console.print(drawn(frame, "http://127.0.0.1:8000/v1", Size(60, 15)))
     said = captured.get()
     for what in (
+        "memory  is short: requests are refused",
         "requests ",
         "tokens/s ",
         "hits ",
