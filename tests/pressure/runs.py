@@ -57,7 +57,8 @@ class Daemon:
         self.process = process
         self.log: list[str] = []
         self.url = ""
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         until(lambda: self.url or self._has_ended(), seconds=START_SECONDS)
         self.http = httpx.Client(base_url=self.url, timeout=60)
 
@@ -83,6 +84,9 @@ class Daemon:
         self.http.close()
         self.process.terminate()
         self.process.wait(60)
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
 
 
 def body(random: Random, n_tokens: int, max_tokens: int) -> dict[str, Any]:
@@ -192,15 +196,19 @@ def crowded(seed: int, *settings: str) -> Iterator[tuple[LimitedGroup, Daemon, i
             daemon.close()
 
 
+def growing_bytes(limit: int) -> int:
+    """What a process takes next to a daemon with a full cache: more than there is."""
+    return int(limit * (1 - USED_SHARE) + 0.4 * KV_BYTES)
+
+
 def run(group: LimitedGroup, daemon: Daemon, limit: int, seed: int) -> Counter[str]:
     """Let a process grow until the group would be full without the guard, hold what it has for a
     while, and end. Returns how requests have ended meanwhile, all of which had an end.
     """
     kills = group.group.kills()
-    hog_bytes = int(limit * (1 - USED_SHARE) + 0.4 * KV_BYTES)
     steps = set[str]()
     with Crowd(daemon.url, seed) as crowd:
-        with growing(group, hog_bytes) as hog:
+        with growing(group, growing_bytes(limit)) as hog:
             deadline = time.monotonic() + RUN_SECONDS
             holds_until = None
             while holds_until is None or time.monotonic() < holds_until:
