@@ -19,13 +19,13 @@ from tests.polling import until
 from tests.pressure.groups import LimitedGroup, limited_group
 
 MIB = 1 << 20
-KV_BYTES = 384 * MIB
+KV_BYTES = 192 * MIB
 """Of the daemon's cache, which prompts fill: what can be given back."""
 
 USED_SHARE = 0.84
 """Of the limit, what the daemon takes before anything grows."""
 
-HOG_BYTES_A_SECOND = 40 * MIB
+HOG_BYTES_A_SECOND = 30 * MIB
 START_SECONDS = 120.0
 RUN_SECONDS = 120.0
 CLIENTS = 4
@@ -203,8 +203,10 @@ def growing_bytes(limit: int) -> int:
 
 def run(group: LimitedGroup, daemon: Daemon, limit: int, seed: int) -> Counter[str]:
     """Let a process grow until the group would be full without the guard, hold what it has for a
-    while, and end. Returns how requests have ended meanwhile, all of which had an end.
+    while, and end, next to a daemon whose cache is full. Returns how requests have ended meanwhile,
+    all of which had an end.
     """
+    fill(daemon, seed)
     kills = group.group.kills()
     steps = set[str]()
     with Crowd(daemon.url, seed) as crowd:

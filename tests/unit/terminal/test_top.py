@@ -133,7 +133,7 @@ def test_a_low_terminal_says_what_matters_most() -> None:
         console.print(drawn(frame, "http://127.0.0.1:8000/v1", Size(60, 15)))
     said = captured.get()
     for what in (
-        "memory  is short: requests are refused",
+        "memory    is short: requests are refused",
         "requests ",
         "tokens/s ",
         "hits ",
