@@ -185,6 +185,7 @@ class EngineThread:
 
     async def give_back(self, evicted_share: float) -> int:
         loop, n_evicted = self._loop, 0
+        await asyncio.to_thread(self._parts.release_unused)  # which waits for no step
         if evicted_share > 0:
             if (disk := loop.scheduler.disk) is not None:
                 await self._call(disk.save_coldest)
@@ -193,7 +194,7 @@ class EngineThread:
                         break
                     await asyncio.sleep(SAVE_POLL_SECONDS)
             left = ceil(evicted_share * loop.scheduler.store.pool.n_blocks)
-            while n := await self._call(partial(loop.evict, left)):
+            while left > 0 and (n := await self._call(partial(loop.evict, left))):
                 n_evicted, left = n_evicted + n, left - n
         first: int | None = 0
         while first is not None:

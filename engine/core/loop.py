@@ -32,7 +32,7 @@ from engine.values.stats import ALL_TIERS, CacheTier, Cleared
 from kvstore.ops import used_ids
 from kvstore.sizes import StorageBytes
 from kvstore.tokens import root_digest
-from kvstore.types import Namespace
+from kvstore.types import BlockId, Namespace
 
 if TYPE_CHECKING:  # importing zmq takes 80 ms
     from engine.kv_events.publisher import KVEventPublisher
@@ -147,20 +147,25 @@ class EngineLoop:
         return cleared
 
     def evict(self, n_blocks: int) -> int:
-        """Evict up to `n_blocks` of the least recently used prefixes, and features of images that
-        nothing needs; a bounded number of blocks. Returns how many, 0 if none is left.
+        """Evict up to `n_blocks` of the least recently used prefixes, a bounded number, and
+        features of images that nothing needs, and give back their memory as far as that needs no
+        copy. Returns how many, 0 if none is left.
         """
-        scheduler, n_evicted = self.scheduler, 0
+        scheduler, evicted = self.scheduler, list[BlockId]()
         store, tree = scheduler.store, scheduler.store.tree
         self._recount.changed()
         if scheduler.images is not None:
             scheduler.images.forget_unneeded()
-        while n_evicted < min(n_blocks, GIVEN_AT_ONCE) and tree is not None:
-            if not tree.forget_cleared(1) and tree.evict() is None:
+        while len(evicted) < min(n_blocks, GIVEN_AT_ONCE) and tree is not None:
+            if (block := tree.evict()) is None:
                 break
-            n_evicted += 1
-        store.counters.evictions += n_evicted
-        return n_evicted
+            evicted.append(block)
+        store.counters.evictions += len(evicted)
+        if self._give_back is not None and evicted:
+            used = used_ids(op for _, op in store.ops)
+            blocks = [block for block in evicted if block not in used]
+            self._give_back.release(blocks, [()] * len(store.groups))
+        return len(evicted)
 
     def give_back(self, first: int) -> int | None:
         """Give memory of the storage back, of a bounded number of free blocks and slots, from the

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from anyio import sleep
+from anyio import current_time, sleep_until
 
 from engine.api import EngineStopped
 from engine.values.pressure import PressureSource, Reading
@@ -78,11 +78,12 @@ class MemoryGuard:
         requests for the reason that it gets, and begins it again with an empty one.
         """
         while True:
+            due = current_time() + INTERVAL_SECONDS
             try:
                 await self.turn(close, tracker)
             except Exception:
                 log.exception("the memory of the machine cannot be watched")
-            await sleep(INTERVAL_SECONDS)
+            await sleep_until(due)
 
     async def turn(self, close: Callable[[str], None], tracker: RequestTracker) -> None:
         """Read once, and do what the readings require."""
