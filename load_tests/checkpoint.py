@@ -18,8 +18,9 @@ from mlx_lm import convert
 
 from engine.mlx_backend.loading.checkpoint import DEFAULT_CHECKPOINT, fingerprint
 from engine.mlx_backend.loading.locate import find_checkpoint
+from load_tests import vision
 from load_tests.shapes import CONFIGS, Shape
-from load_tests.tokenizer import build_tokenizer, word_ids
+from load_tests.tokenizer import SPECIAL_TOKENS, build_tokenizer, word_ids
 from measuring.random_checkpoint import CHATML, write_checkpoint
 
 TEMPLATES: Mapping[Shape, str] = {
@@ -31,6 +32,7 @@ TEMPLATES: Mapping[Shape, str] = {
     "thin": CHATML,
     "hybrid": CHATML,
     "real": CHATML,
+    "vision": vision.TEMPLATE,
 }
 
 
@@ -79,11 +81,16 @@ def checkpoint(shape: Shape = "qwen3", seed: int = 0, cache: Path = CACHE) -> Pa
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
             unfinished = Path(scratch) / directory.name
-            tokenizer = build_tokenizer(CONFIGS[shape]["vocab_size"])
+            config = CONFIGS[shape]
+            takes_images = "vision_config" in config
+            special = vision.SPECIAL if takes_images else SPECIAL_TOKENS
+            tokenizer = build_tokenizer(config["vocab_size"], special)
+            if takes_images:
+                config = vision.with_token_ids(config, tokenizer)
             template = TEMPLATES[shape]
-            write_checkpoint(
-                unfinished, CONFIGS[shape], seed, tokenizer, dtype, chat_template=template
-            )
+            write_checkpoint(unfinished, config, seed, tokenizer, dtype, chat_template=template)
+            if takes_images:
+                vision.add_tower(unfinished, config, seed, dtype)
             silence_all_but(word_ids(tokenizer), unfinished / "model.safetensors")
             unfinished.rename(directory)
     return directory

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,6 +14,10 @@ import httpx
 from server.terminal.client import EventStream
 
 SESSION_HEADER = "X-Session-ID"  # by which a router keeps a conversation on one server
+
+
+Message = Mapping[str, Any]
+"""One of a chat completion: its role, and its content, which is text or a list of parts."""
 
 
 class TargetError(Exception):
@@ -129,7 +134,7 @@ class Asker:
 
     async def ask(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Message],
         generation: Generation,
         listener: "Listener",
         session: str = "",
@@ -162,9 +167,7 @@ class Asker:
         except httpx.HTTPError as error:
             raise TargetError(f"after {len(listener.heard)} pieces of text: {error!r}") from error
 
-    async def answered(
-        self, messages: Sequence[Mapping[str, str]], output_tokens: int
-    ) -> "Listener":
+    async def answered(self, messages: Sequence[Message], output_tokens: int) -> "Listener":
         """The greedy answer of `output_tokens` tokens. Raises TargetError as `ask` does, and if no
         text came.
         """
@@ -173,6 +176,20 @@ class Asker:
         if not listener.heard:
             raise TargetError("a prompt was not answered")
         return listener
+
+    async def counted(self, metric: str) -> int | None:
+        """The total of one of the server's counters; None where it has no such metric.
+
+        Raises TargetError when it cannot be asked.
+        """
+        url = f"{self.target.base_url.removesuffix('/v1')}/metrics"
+        try:
+            response = await self.http.get(url)
+        except httpx.HTTPError as error:
+            raise TargetError(f"{url}: {error!r}") from error
+        pattern = rf"^{metric}(?:{{.*}})? (\S+)$"
+        found = re.findall(pattern, response.text, re.MULTILINE) if response.is_success else []
+        return round(sum(map(float, found))) if found else None
 
 
 class Listener:
@@ -243,9 +260,12 @@ class Listener:
         )
 
 
-def message(role: str, content: str) -> dict[str, str]:
-    """As the chat completions have it."""
-    return {"role": role, "content": content}
+def message(role: str, content: str, images: Sequence[str] = ()) -> dict[str, Any]:
+    """As the chat completions have it; `images` are `data:` URLs, and precede the text."""
+    if not images:
+        return {"role": role, "content": content}
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in images]
+    return {"role": role, "content": [*parts, {"type": "text", "text": content}]}
 
 
 def _headers(api_key: str) -> dict[str, str]:

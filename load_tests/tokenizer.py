@@ -3,7 +3,7 @@
 So n words are n tokens, and words that a model sampled are encoded again to the tokens they were.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, product
 from string import ascii_uppercase
 
@@ -20,16 +20,16 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SPACE = "Ġ"  # a space in byte-level BPE's alphabet
 
 
-def build_tokenizer(vocab_size: int = 0) -> Tokenizer:
+def build_tokenizer(vocab_size: int = 0, special: Sequence[str] = SPECIAL_TOKENS) -> Tokenizer:
     """Byte-level BPE whose merges are: syllables, syllables with a space, words with a space, and
-    capitals by twos and fours for as many tokens as are asked for.
+    capitals by twos and fours until there are `vocab_size` tokens with the special ones.
     """
     syllables = [(s[0], s[1]) for s in SYLLABLES]
     endings = [(s, SPACE) for s in SYLLABLES]
     words = [(w[:2], w[2:] + SPACE) for w in WORDS]
     merges = syllables + endings + words
     n_bytes = len(pre_tokenizers.ByteLevel.alphabet())
-    missing = vocab_size - n_bytes - len(merges) - len(SPECIAL_TOKENS)
+    missing = vocab_size - n_bytes - len(merges) - len(special)
     merges += list(islice(_capitals(), max(missing, 0)))
     entries = sorted(pre_tokenizers.ByteLevel.alphabet()) + ["".join(pair) for pair in merges]
     tokenizer = Tokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, merges))
@@ -40,7 +40,7 @@ def build_tokenizer(vocab_size: int = 0) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in special])
     return tokenizer
 
 

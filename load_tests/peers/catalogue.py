@@ -2,9 +2,9 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,36 +15,53 @@ from load_tests.processes import START_SECONDS, Process, free_port, running
 STOCK_LISTEN_QUEUE = 5  # socketserver.TCPServer.request_queue_size
 OWN_PYTHON = Path(sys.executable)
 VLLM_MLX_PYTHON = Path(".peers/vllm_mlx/bin/python")
-FOREIGN_PACKAGES = ("mlx", "mlx-lm", "vllm-mlx")
+MLX_VLM_PYTHON = Path(".peers/mlx_vlm/bin/python")
+FOREIGN_PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "vllm-mlx")
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A kind of server. `arguments` follow its Python interpreter; {model} and {port} are filled
-    in; `model_name` is what requests must ask for.
+    """A kind of server. `arguments` follow its Python interpreter; `model_name` is what requests
+    must ask for. In both, {model} and {port} are filled in. `variables` join its environment;
+    `directory` is a checkout whose code it runs, None: this one's.
     """
 
     name: str
     arguments: tuple[str, ...]
     model_name: str
     python: Path = OWN_PYTHON
+    variables: Mapping[str, str] = field(default_factory=dict)
+    directory: Path | None = None
 
     def command(self, model: Path, port: int) -> list[str]:
         """The command line that serves `model` on `port` of the loopback."""
         return [
             str(self.python),
-            *(
-                a.replace("{model}", str(model)).replace("{port}", str(port))
-                for a in self.arguments
-            ),
+            *(_filled(argument, model, port) for argument in self.arguments),
         ]
 
+    def target(self, model: Path, port: int) -> Target:
+        """Where it is asked when `command` has started it."""
+        return Target(f"http://127.0.0.1:{port}/v1", _filled(self.model_name, model, port))
 
-def rootstock(*flags: str) -> Peer:
-    """This project's daemon."""
+    @property
+    def described(self) -> str:
+        """Its variables and command line, with {model} and {port}."""
+        set_first = (f"{name}={value}" for name, value in self.variables.items())
+        return " ".join((*set_first, "python", *self.arguments))
+
+
+def _filled(text: str, model: Path, port: int) -> str:
+    return text.replace("{model}", str(model)).replace("{port}", str(port))
+
+
+def rootstock(*flags: str, directory: Path | None = None) -> Peer:
+    """This project's daemon, of another checkout where `directory` is one."""
     serve = ("-m", "server", "serve", "--model", "{model}", "--port", "{port}")
-    name = " ".join(("rootstock", *flags))
-    return Peer(name, (*serve, "--served-model-name", "load-test", *flags), "load-test")
+    where = () if directory is None else (f"of {directory.name}",)
+    name = " ".join(("rootstock", *flags, *where))
+    arguments = (*serve, "--served-model-name", "load-test", *flags)
+    return Peer(name, arguments, "load-test", directory=directory)
 
 
 def mlx_lm(*flags: str, listen_queue: int = STOCK_LISTEN_QUEUE) -> Peer:
@@ -60,11 +77,30 @@ def vllm_mlx(*flags: str) -> Peer:
 
     Without continuous batching it computes one request at a time.
     """
-    module = ("-m", "load_tests.peers.vllm_mlx_server", os.path.relpath(sys.prefix))
     serve = ("serve", "{model}", "--port", "{port}", "--served-model-name", "load-test")
     batching = ("--continuous-batching", "--offline")
     name = " ".join(("vllm-mlx", *flags))
-    return Peer(name, (*module, *serve, *batching, *flags), "load-test", VLLM_MLX_PYTHON)
+    arguments = (*_foreign("vllm_mlx.cli"), *serve, *batching, *flags)
+    return Peer(name, arguments, "load-test", VLLM_MLX_PYTHON)
+
+
+def mlx_vlm(*flags: str) -> Peer:
+    """mlx-vlm's server with that BLAS, in its own environment, and with its prefix cache, which is
+    off by default.
+    """
+    serve = ("--model", "{model}", "--host", "127.0.0.1", "--port", "{port}")
+    name = " ".join(("mlx-vlm", *flags))
+    return Peer(
+        name,
+        (*_foreign("mlx_vlm.server.cli"), *serve, "--log-level", "WARNING", *flags),
+        "{model}",
+        MLX_VLM_PYTHON,
+        {"APC_ENABLED": "1"},
+    )
+
+
+def _foreign(module: str) -> tuple[str, ...]:
+    return "-m", "load_tests.peers.foreign_server", os.path.relpath(sys.prefix), module
 
 
 def foreign_versions(peers: Iterable[Peer]) -> dict[str, str]:
@@ -112,9 +148,13 @@ def living(
     if not peer.python.exists():
         raise TargetError(f"there is no {peer.python}: `make bench` installs it")
     port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    home_variable = {"HOME": str(home)}
+    variables = {**peer.variables, "HOME": str(home)}
     with running(
-        peer.command(model, port), f"{url}/health", log, start_seconds, home_variable
+        peer.command(model, port),
+        f"http://127.0.0.1:{port}/health",
+        log,
+        start_seconds,
+        variables,
+        peer.directory,
     ) as process:
-        yield Server(Target(f"{url}/v1", peer.model_name), process)
+        yield Server(peer.target(model, port), process)

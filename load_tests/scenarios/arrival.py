@@ -10,6 +10,7 @@ from itertools import pairwise
 from load_tests.client import (
     Asker,
     Listener,
+    Message,
     Target,
     TargetError,
     connected,
@@ -17,6 +18,7 @@ from load_tests.client import (
     limited,
     message,
 )
+from load_tests.pictures import picture
 from load_tests.scenarios.kinds import Arrival
 from load_tests.scenarios.workloads import text
 
@@ -54,13 +56,13 @@ class Arrived:
 async def play_arrival(scenario: Arrival, seed: int, target: Target) -> Arrived:
     """Raises TargetError. The first prompt alone is a warm-up and does not count."""
     rng = random.Random(seed)
-    warm_up, alone, beside = (text(rng, scenario.prompt_words) for _ in range(3))
+    warm_up, alone, beside = (_long_prompt(scenario, rng) for _ in range(3))
     streams = [text(rng, scenario.stream_words) for _ in range(scenario.streams)]
     async with limited(target), connected(target) as asker:
-        await asker.answered([message("user", warm_up)], scenario.output_tokens)
-        quiet = await asker.answered([message("user", alone)], scenario.output_tokens)
+        await asker.answered([warm_up], scenario.output_tokens)
+        quiet = await asker.answered([alone], scenario.output_tokens)
         async with streaming(asker, streams) as running:
-            busy = await asker.answered([message("user", beside)], scenario.output_tokens)
+            busy = await asker.answered([beside], scenario.output_tokens)
             await running.until_said(1, since=busy.heard[0])
     gaps = running.gaps(busy.started, busy.heard[0])
     return Arrived(
@@ -70,6 +72,12 @@ async def play_arrival(scenario: Arrival, seed: int, target: Target) -> Arrived:
         worst_gap=max(gap.lasted for gap in gaps),
         gaps=gaps,
     )
+
+
+def _long_prompt(scenario: Arrival, rng: random.Random) -> Message:
+    words = text(rng, scenario.prompt_words)
+    images = [picture(rng, scenario.image_tokens) for _ in range(scenario.images)]
+    return message("user", words, images)
 
 
 def gaps_until(sent: float, answered: float, heard: Sequence[Sequence[float]]) -> tuple[Gap, ...]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 Count = Annotated[int, Field(ge=1)]
 
 QUICK_TOKENS = 8
+QUICK_IMAGE_TOKENS = 100
 
 
 class _Common(BaseModel):
@@ -17,7 +18,7 @@ class _Common(BaseModel):
     description: str
     checkpoint: str = "qwen3"  # a random one's shape, a directory, or a model's name
     beside: tuple[str, ...] = ()  # flags of the Rootstock to compare with; none: other servers
-    others: tuple[Literal["mlx_lm", "vllm_mlx"], ...] = ("mlx_lm", "vllm_mlx")
+    others: tuple[Literal["mlx_lm", "vllm_mlx", "mlx_vlm"], ...] = ("mlx_lm", "vllm_mlx")
     listen_queue: Count = 5  # connections that may wait for mlx_lm.server; 5 is its own number
 
 
@@ -31,6 +32,9 @@ class Load(_Common):
     waves: Count = 1  # the same conversations again, each wave after the last one's end
     system_prompts: Annotated[int, Field(ge=0)] = 0  # dealt to the conversations in turn
     system_words: Annotated[int, Field(ge=0)] = 0
+    image_sets: Annotated[int, Field(ge=0)] = 0  # dealt to the conversations in turn
+    images: Count = 1  # of a set, which the first user message carries
+    image_tokens: Count = 1000  # of each image
     user_words: Count
     output_tokens: Count
 
@@ -40,6 +44,7 @@ class Load(_Common):
             "conversations": self.concurrency,
             "turns": min(self.turns, 2),
             "output_tokens": min(self.output_tokens, QUICK_TOKENS),
+            "image_tokens": min(self.image_tokens, QUICK_IMAGE_TOKENS),
         }
         return self.model_copy(update=work)
 
@@ -82,11 +87,17 @@ class Arrival(_Common):
     streams: Count  # answers under way
     stream_words: Count  # of their prompts
     prompt_words: Count  # of the long one
+    images: Annotated[int, Field(ge=0)] = 0  # of the long one
+    image_tokens: Count = 1000  # of each image
     output_tokens: Count  # of its answer
 
     def quick(self) -> Self:
         """The same with a shorter prompt, for trying it."""
-        return self.model_copy(update={"prompt_words": self.prompt_words // 4})
+        work = {
+            "prompt_words": (self.prompt_words + 3) // 4,
+            "image_tokens": min(self.image_tokens, QUICK_IMAGE_TOKENS),
+        }
+        return self.model_copy(update=work)
 
 
 class _Disk(_Common):

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from load_tests.client import (
     Answer,
@@ -18,6 +19,8 @@ from load_tests.client import (
 from load_tests.report import Percentiles, Table, percentiles
 from load_tests.scenarios.workloads import Conversation, Workload
 
+ENCODED_IMAGES = "rootstock_encoded_images_total"
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -25,6 +28,7 @@ class Run:
 
     wall_seconds: float
     answers: tuple[Answer, ...]
+    encoded_images: int | None = None  # where the server counts them
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,9 @@ class Summary:
     first_token_seconds: Percentiles
     gap_seconds: Percentiles  # between pieces of text; a piece is mostly one token
     latency_seconds: Percentiles
+    earlier_tokens: int = 0  # of later turns: what the turn before had, and its answer but one
+    resumed_tokens: int = 0  # of these, those that were cached
+    encoded_images: int | None = None  # images that went through the vision tower, where counted
 
     @property
     def headline(self) -> str:
@@ -50,11 +57,20 @@ class Summary:
 async def play(workload: Workload, target: Target) -> Run:
     """Play the workload. Raises TargetError at the first thing that goes wrong."""
     async with limited(target), connected(target) as asker:
+        before = await _encoded(asker, workload)
         player = _Player(asker, workload.generation, time.perf_counter())
         answers: list[Answer] = []
         for number, wave in enumerate(workload.waves):
             answers += await player.wave(number, wave, workload.concurrency)
-        return Run(time.perf_counter() - player.start, tuple(answers))
+        wall_seconds = time.perf_counter() - player.start
+        after = await _encoded(asker, workload)
+        encoded = None if after is None else after - (before or 0)
+        return Run(wall_seconds, tuple(answers), encoded)
+
+
+async def _encoded(asker: Asker, workload: Workload) -> int | None:
+    has_images = any(conversation.images for wave in workload.waves for conversation in wave)
+    return await asker.counted(ENCODED_IMAGES) if has_images else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +97,8 @@ class _Player:
         for number, conversation in waiting:
             messages = [message("system", conversation.system)] if conversation.system else []
             for turn, text in enumerate(conversation.turns):
-                messages.append(message("user", text))
+                images = () if turn else conversation.images
+                messages.append(message("user", text, images))
                 listener = Listener()
                 session = f"{wave}-{number}"
                 await self.asker.ask(messages, self.generation, listener, session)
@@ -94,6 +111,7 @@ class _Player:
 def summarize(run: Run) -> Summary:
     """Add up one run."""
     answers = run.answers
+    later_turns = tuple(_later_turns(answers))
     generated = sum(a.completion_tokens for a in answers)
     return Summary(
         wall_seconds=run.wall_seconds,
@@ -105,7 +123,21 @@ def summarize(run: Run) -> Summary:
         first_token_seconds=percentiles(a.first_token_seconds for a in answers),
         gap_seconds=percentiles(gap for a in answers for gap in a.gap_seconds),
         latency_seconds=percentiles(a.latency_seconds for a in answers),
+        earlier_tokens=sum(
+            before.prompt_tokens + before.completion_tokens - 1 for before, _ in later_turns
+        ),
+        resumed_tokens=sum(after.cached_tokens for _, after in later_turns),
+        encoded_images=run.encoded_images,
     )
+
+
+def _later_turns(answers: Iterable[Answer]) -> Iterator[tuple[Answer, Answer]]:
+    """Each answer of a conversation but the first, after the one before it."""
+    conversations = dict[tuple[int, int], list[Answer]]()
+    for answer in answers:
+        conversations.setdefault((answer.wave, answer.conversation), []).append(answer)
+    for turns in conversations.values():
+        yield from pairwise(sorted(turns, key=lambda turn: turn.turn))
 
 
 def run_table(summaries: Iterable[tuple[str, Summary]]) -> Table:

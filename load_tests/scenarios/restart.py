@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from load_tests.client import Listener, Target, connected, limited, message
+from load_tests.client import Listener, Message, Target, connected, limited, message
 from load_tests.peers.catalogue import Server
 from load_tests.processes import STOP_SECONDS
 from load_tests.scenarios.kinds import Restart
@@ -24,7 +24,7 @@ ENDINGS: tuple[Ending, ...] = ("none", "SIGTERM", "SIGKILL")
 Start = Callable[[Path], AbstractContextManager[Server]]
 """A server that has been warmed up, with the home that it is given."""
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Message]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ the words differently, so token counts always come from the server's `usage`.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from load_tests.client import Generation, exactly
+from load_tests.pictures import picture
 from load_tests.scenarios.kinds import Load
 from load_tests.tokenizer import WORDS
 
@@ -18,6 +19,7 @@ class Conversation:
 
     system: str | None
     turns: tuple[str, ...]
+    images: tuple[str, ...] = field(default=(), repr=False)  # `data:` URLs before the first text
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,15 @@ def build(scenario: Load, seed: int) -> Workload:
     """The scenario's workload. Equal arguments give equal workloads on every machine."""
     rng = random.Random(seed)
     systems = [text(rng, scenario.system_words) for _ in range(scenario.system_prompts)]
+    sets = [
+        tuple(picture(rng, scenario.image_tokens) for _ in range(scenario.images))
+        for _ in range(scenario.image_sets)
+    ]
     wave = tuple(
         Conversation(
             system=systems[i % len(systems)] if systems else None,
             turns=tuple(text(rng, scenario.user_words) for _ in range(scenario.turns)),
+            images=sets[i % len(sets)] if sets else (),
         )
         for i in range(scenario.conversations)
     )

@@ -11,7 +11,14 @@ import typer
 from engine.mlx_backend.blas import load_blas
 from load_tests.checkpoint import served_checkpoint
 from load_tests.conditions import observe
-from load_tests.peers.catalogue import Peer, foreign_versions, mlx_lm, rootstock, vllm_mlx
+from load_tests.peers.catalogue import (
+    Peer,
+    foreign_versions,
+    mlx_lm,
+    mlx_vlm,
+    rootstock,
+    vllm_mlx,
+)
 from load_tests.report import Table
 from load_tests.scenarios.kinds import (
     Playable,
@@ -58,6 +65,10 @@ def compare(
         list[str] | None,
         typer.Option(help="Compare with Rootstock under these flags, not with other servers."),
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Compare with Rootstock of this checkout, not with other servers."),
+    ] = None,
     peer_listen_queue: Annotated[
         int | None,
         typer.Option(help="Connections that may wait for mlx_lm.server; see mlx_lm_server.py."),
@@ -76,10 +87,11 @@ def compare(
         others = tuple(other for other in played.others if other not in (without or ()))
         played = played.model_copy(update={"others": others})
         logger.info("%s: %s", called, played.description)
+        peers = _peers(played) if against is None else _commits(against.resolve())
         if is_quick:
-            kept.append(_record(called, played.quick(), seed, repeat=1))
+            kept.append(_record(called, played.quick(), peers, seed, repeat=1))
         else:
-            kept.append(_record(called, played, seed, repeat))
+            kept.append(_record(called, played, peers, seed, repeat))
         records.write(kept[-1], folder)
     show(kept[0].conditions, markdown, *_tables(kept))
     failures = [(record.name, failure) for record in kept for failure in record.results.failures]
@@ -116,10 +128,15 @@ def _chosen(
     return "-".join(called), load_scenario(name).model_copy(update=changes)
 
 
-def _record(name: str, scenario: Playable | Restarting, seed: int, repeat: int) -> Record:
-    peers = _peers(scenario)
+def _record(
+    name: str,
+    scenario: Playable | Restarting,
+    peers: tuple[Peer, ...],
+    seed: int,
+    repeat: int,
+) -> Record:
     model = served_checkpoint(scenario.checkpoint)
-    commands = tuple(" ".join(("python", *peer.arguments)) for peer in peers)
+    commands = tuple(peer.described for peer in peers)
     blas = load_blas().brief or "the system's"
     conditions = observe(seed, commands, blas, foreign_versions(peers))
     found = play_rounds(Bench(model, model.parent), peers, scenario, seed, repeat)
@@ -132,5 +149,13 @@ def _peers(scenario: Playable | Restarting) -> tuple[Peer, ...]:
         return (rootstock(*scenario.flags),)
     if scenario.beside:
         return rootstock(), rootstock(*scenario.beside)
-    others = {"mlx_lm": mlx_lm(listen_queue=scenario.listen_queue), "vllm_mlx": vllm_mlx()}
+    others = {
+        "mlx_lm": mlx_lm(listen_queue=scenario.listen_queue),
+        "vllm_mlx": vllm_mlx(),
+        "mlx_vlm": mlx_vlm(),
+    }
     return rootstock(), *(others[name] for name in scenario.others)
+
+
+def _commits(other: Path) -> tuple[Peer, ...]:
+    return rootstock(), rootstock(directory=other)

@@ -73,13 +73,13 @@ class Bench:
             case Comeback():
                 return play_comeback(scenario, seed, partial(self._live, peer, log))
         with serving(peer, self.model, log) as target:
-            _warm_up(target)
+            _warm_up(target, scenario)
             return asyncio.run(perform(scenario, seed, target))
 
     @contextmanager
     def _live(self, peer: Peer, log: Path, home: Path) -> Iterator[Server]:
         with living(peer, self.model, home, log) as server:
-            _warm_up(server.target)
+            _warm_up(server.target, WARM_UP)
             yield server
 
 
@@ -112,5 +112,8 @@ def _round(
         yield peer.name, bench.measure(peer, scenario, seed)
 
 
-def _warm_up(target: Target) -> None:
-    asyncio.run(play(build(WARM_UP, WARM_UP_SEED), target))
+def _warm_up(target: Target, scenario: Playable) -> None:
+    """With a small image where the scenario has any."""
+    has_images = isinstance(scenario, Load) and scenario.image_sets > 0
+    work = {"image_sets": 2, "image_tokens": 64} if has_images else {}
+    asyncio.run(play(build(WARM_UP.model_copy(update=work), WARM_UP_SEED), target))

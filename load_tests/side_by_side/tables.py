@@ -8,6 +8,7 @@ from typing import TypeVar
 from load_tests.report import Table
 from load_tests.scenarios.arrival import Arrived
 from load_tests.scenarios.comeback import Back, CameBack, Crowd
+from load_tests.scenarios.kinds import Load
 from load_tests.scenarios.load import Summary
 from load_tests.scenarios.restart import Restarted
 from load_tests.side_by_side.record import Record
@@ -38,7 +39,7 @@ def tables(records: Iterable[Record]) -> list[Table]:
     """One for each kind of outcome that the records have."""
     kept = list(records)
     made = (
-        *(load_table(kept), arrival_table(kept)),
+        *(load_table(kept), image_table(kept), arrival_table(kept)),
         *(restart_table(kept), comeback_table(kept), crowd_table(kept)),
     )
     return [table for table in made if table.rows]
@@ -66,6 +67,38 @@ def _load_cells(pairs: Sequence[tuple[Summary, Summary]]) -> tuple[str, ...]:
         _medians(",.0f", pairs, lambda run: run.cached_tokens),
         str(ratio(pairs, lambda run: run.wall_seconds)),
         str(ratio(pairs, lambda run: run.first_token_seconds.p50)),
+    )
+
+
+def image_table(records: Iterable[Record]) -> Table:
+    """A row for each server that was sent images: medians over the rounds. `possible` is what the
+    turn before had, for all turns but the first.
+    """
+    columns = (
+        "scenario", "server", "prompt", "cached", "of possible", "images encoded",
+        "slowest first text s",
+    )  # fmt: skip
+    rows = (
+        (record.name, peer, *_image_cells(runs))
+        for record in records
+        if isinstance(record.scenario, Load) and record.scenario.image_sets
+        for peer, runs in runs_of(record, Summary)
+    )
+    return Table(columns, tuple(rows))
+
+
+def _image_cells(runs: Sequence[Summary]) -> tuple[str, ...]:
+    def median(form: str, number: Number[Summary]) -> str:
+        return format(statistics.median(map(number, runs)), form)
+
+    is_possible = all(run.earlier_tokens for run in runs)
+    encoded = [run.encoded_images for run in runs if run.encoded_images is not None]
+    return (
+        median(",.0f", lambda run: run.prompt_tokens),
+        median(",.0f", lambda run: run.cached_tokens),
+        median(".1%", lambda run: run.resumed_tokens / run.earlier_tokens) if is_possible else "",
+        f"{statistics.median(encoded):.0f}" if encoded else "",
+        median(".2f", lambda run: run.first_token_seconds.max),
     )
 
 

@@ -19,7 +19,7 @@ from server.http.attachments import LONG_BYTES, Attachments
 from server.images import encoded
 from server.images.encoded import decode_image
 
-MOST_TEXT_BYTES = 1 << 20
+MOST_TEXT_BYTES = 1 << 21  # eight strings of up to eight times LONG_BYTES, escaped
 
 
 class TooLarge(Exception):

@@ -299,8 +299,13 @@ ARRIVAL = Arrival(
 )
 
 
-def words(body: dict[str, list[dict[str, str]]]) -> list[str]:
-    return body["messages"][-1]["content"].split()
+def parts(body: Body) -> list[Body]:
+    content = body["messages"][-1]["content"]
+    return content if isinstance(content, list) else [{"text": content}]
+
+
+def words(body: Body) -> list[str]:
+    return str(parts(body)[-1]["text"]).split()
 
 
 class Talking:
@@ -309,6 +314,7 @@ class Talking:
     def __init__(self, words_said: int) -> None:
         self.words_said = words_said
         self.long_prompts = 0
+        self.images: list[str] = []
         self._answers = set[asyncio.Task[None] | None]()
 
     @asynccontextmanager
@@ -325,6 +331,7 @@ class Talking:
         body = json.loads(await reader.readexactly(int(length.partition("\r\n")[0])))
         if len(words(body)) == ARRIVAL.prompt_words:
             self.long_prompts += 1
+            self.images += [part["image_url"]["url"] for part in parts(body)[:-1]]
             writer.write(honest(body).encode())
         else:
             writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
