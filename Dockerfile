@@ -49,7 +49,8 @@ RUN set -- /tmp/wheels/*.whl \
 
 FROM base AS cuda
 RUN set -- /tmp/wheels/*.whl \
-    && pip install --no-cache-dir --constraint /tmp/constraints.txt "$1[cuda]"
+    && pip install --no-cache-dir --constraint /tmp/constraints.txt "$1[cuda]" \
+    && pip install --no-cache-dir --constraint /tmp/constraints.txt --no-deps mlx-vlm pillow
 COPY --from=weights --chown=10001 /cache /home/rootstock/.cache
 USER 10001
 
@@ -57,6 +58,7 @@ FROM base AS runtime
 # MKL is a faster BLAS for x86-64, 1 GB: --build-arg EXTRAS="[cpu]" leaves it out.
 ARG EXTRAS="[cpu,mkl]"
 RUN set -- /tmp/wheels/*.whl \
-    && pip install --no-cache-dir --constraint /tmp/constraints.txt "$1$EXTRAS"
+    && pip install --no-cache-dir --constraint /tmp/constraints.txt "$1$EXTRAS" \
+    && pip install --no-cache-dir --constraint /tmp/constraints.txt --no-deps mlx-vlm pillow
 COPY --from=weights --chown=10001 /cache /home/rootstock/.cache
 USER 10001

@@ -35,6 +35,9 @@ INSTALLED := $(VENV)/.mlx-$(or $(BACKEND),metal)
 # thousands would keep a new user waiting.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
+# What images need, without what mlx-vlm names in turn: 23 packages that are not used.
+IMAGES := $(INSTALL) --no-deps mlx-vlm pillow
+
 .PHONY: help serve free-port chat doctor install-service test test-all check format reference wheel simulate kernel-proof restarts hostile conformance \
 	browser screenshots clients bench figures grafana demo-model clean
 
@@ -149,10 +152,12 @@ $(INSTALLED): | $(VENV)/bin/python
 
 $(VENV)/.runtime: pyproject.toml constraints.txt $(INSTALLED) | $(VENV)/bin/python $(MKL)
 	$(INSTALL) --editable ".$(BACKEND:%=[%])"
+	@$(IMAGES) || echo "mlx-vlm and pillow could not be installed: images are refused"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(INSTALLED) | $(VENV)/bin/python $(MKL)
 	$(INSTALL) --editable ".[dev$(BACKEND:%=,%)]"
+	$(IMAGES)
 	@touch $@ $(VENV)/.runtime
 
 # What cannot be installed (npm is missing, or the Python too new) fails in the run, and it alone.

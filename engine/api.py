@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from engine.values.images import Detail, Image, PreparedImage
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import OutputEvent
 from engine.values.request import Request
@@ -41,6 +42,20 @@ class PromptTooLong(EngineError):
 
 class QueueFull(EngineError):
     """The queue is full. At its present pace it has room in about `retry_after_seconds`."""
+
+    def __init__(self, message: str, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class InvalidImage(EngineError):
+    """The image, or any image, can never be served with this model as it stands."""
+
+
+class ImagesBusy(EngineError):
+    """Too many images wait to be decoded. At their present pace there is room in about
+    `retry_after_seconds`.
+    """
 
     def __init__(self, message: str, retry_after_seconds: int) -> None:
         super().__init__(message)
@@ -114,6 +129,15 @@ class Engine(Protocol):
         """Raises InvalidRequest if `generate` would refuse the request even with an empty queue."""
         ...
 
+    async def prepare_image(self, source: str, folder: str, detail: Detail) -> PreparedImage:
+        """Decode the image in the file `source`, which lies below `folder`, and write the array
+        that the model reads into the folder, unless it is there. The array's file is named by its
+        digest. If the caller is cancelled, the image may be dropped.
+
+        Raises InvalidImage, ImagesBusy and EngineStopped.
+        """
+        ...
+
     async def stats(self) -> EngineStats:
         """The statistics as of now. Does not wait for the running step. If the engine does not
         answer soon, or has ended, these are the statistics that were last read.
@@ -144,7 +168,13 @@ class Engine(Protocol):
         """
         ...
 
-    async def probe(self, prompt: PackedTokens, cache_salt: str, adapter: str) -> Probed:
+    async def probe(
+        self,
+        prompt: PackedTokens,
+        cache_salt: str,
+        adapter: str,
+        images: tuple[Image, ...] = (),
+    ) -> Probed:
         """The number of tokens of this prompt that are cached now. Changes nothing."""
         ...
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from engine.api import ModelError, Report
@@ -23,6 +24,8 @@ from engine.grammar.answers import MatcherAnswers, Trials
 from engine.grammar.pool import GrammarPool
 from engine.grammar.process import GrammarProcesses, Vocabulary
 from engine.grammar.stage import GrammarStage, mask_words
+from engine.images.layout import CheckpointImages
+from engine.images.queue import ImageQueue
 from engine.mlx_backend.backend import load_backend, load_encoder
 from engine.mlx_backend.loading.locate import about_draft_model, find_checkpoint
 from engine.mlx_backend.loading.purpose import Body, find_purpose
@@ -98,6 +101,7 @@ def assemble(
         step_stretch=math.inf if share >= 1 else 1 / (1 - share),
         adapters=frozenset(backend.card.adapters),
         pools=backend.card.tasks != (Task.GENERATE,),
+        images=backend.card.images,
     )
     new_detokenizer = detokenizer_factory(backend.hf_tokenizer)
     new_output = output_factory(backend.card.eos_token_ids, new_detokenizer)
@@ -128,6 +132,10 @@ def assemble(
     grammar_pool = GrammarPool(processes, mask_words(vocabulary.size))
     answers = MatcherAnswers(grammar_pool, metrics.mask_seconds.observe)
     grammar = GrammarStage(scheduler, answers, metrics.now)
+    images: ImageQueue | None = None
+    if card.images is not None:
+        checkpoint = Path(card.checkpoint)
+        images = ImageQueue(checkpoint, CheckpointImages(checkpoint).layout())
     loop = EngineLoop(
         scheduler,
         backend.runner,
@@ -147,6 +155,7 @@ def assemble(
         memory=backend.memory,
         decode=backend.decode,
         release_thread=backend.release_thread,
+        images=images,
     )
 
 
@@ -178,4 +187,5 @@ def _open_publisher(
 
     names = {adapter: name for name, adapter in backend.card.adapters.items()}
     n_blocks = backend.sizes.n_blocks
-    return KVEventPublisher(events, tree, config.block_size, names, n_blocks, inbox.post)
+    part = None if backend.card.images is None else backend.card.images.part_id
+    return KVEventPublisher(events, tree, config.block_size, names, n_blocks, inbox.post, part)

@@ -21,6 +21,7 @@ from engine.mlx_backend.loading.locate import (
     open_checkpoint,
 )
 from engine.process.child import start_child
+from engine.process.folders import cache_folder
 from engine.remote.engine import RemoteEngine, tokenizer_of
 from engine.values.settings import DiskCacheConfig, EngineConfig
 from engine.values.stats import ModelMemory
@@ -31,6 +32,7 @@ from kvstore.disk.types import DiskError
 __all__ = [
     "Checkpoint",
     "about_draft_model",
+    "cache_folder",
     "check_directory",
     "clear_unloaded",
     "describe_machine",

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from engine.api import EngineStopped, NoGrammars
+from engine.api import EngineStopped, InvalidImage, NoGrammars
 from engine.core.inbox import Inbox
 from engine.core.loop import STALL_SECONDS, Deliver, EngineLoop
 from engine.core.namespace_ids import find_namespace, find_root
-from engine.core.request import validate
+from engine.core.request import cache_tokens, validate
 from engine.core.statistics import snapshot
 from engine.core.step import Limits
 from engine.grammar.answers import Trials, Verdict
@@ -28,6 +28,8 @@ from engine.grammar.phases import (
     untried,
 )
 from engine.grammar.state import GrammarPlan
+from engine.images.queue import ImageQueue
+from engine.values.images import Detail, Image, PreparedImage
 from engine.values.model import ModelCard
 from engine.values.request import Grammar, Request
 from engine.values.stats import (
@@ -45,7 +47,7 @@ from engine.values.tokens import PackedTokens
 from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
 from engine.watch.feed import TreeFeed
 from engine.watch.snapshot import request_infos
-from kvstore.tokens import Tokens, block_digests, root_digest
+from kvstore.tokens import block_digests, root_digest
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class EngineParts:
     memory: Callable[[], MemoryStats]  # on any thread
     decode: Callable[[], DecodeStats]  # on any thread
     release_thread: Callable[[], None]  # the last call on that thread
+    images: ImageQueue | None = None  # None: the model takes none
 
 
 Build = Callable[[Inbox, Deliver], EngineParts]
@@ -128,6 +131,12 @@ class EngineThread:
     async def check(self, request: Request) -> None:
         validate(request, self._parts.limits)
         await self._tried(request)
+
+    async def prepare_image(self, source: str, folder: str, detail: Detail) -> PreparedImage:
+        if self._parts.images is None:
+            reason = self.card.images_refused
+            raise InvalidImage(f"the model takes no images{reason and ': '}{reason}")
+        return await self._parts.images.prepare(source, folder, detail)
 
     async def _tried(self, request: Request) -> Verdicts:
         """Try the request's grammars. Raises InvalidRequest if one cannot be served, and NoGrammars
@@ -186,12 +195,18 @@ class EngineThread:
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
         return await self._feed.node(node_id, most_tokens)
 
-    async def probe(self, prompt: PackedTokens, cache_salt: str, adapter: str) -> Probed:
+    async def probe(
+        self,
+        prompt: PackedTokens,
+        cache_salt: str,
+        adapter: str,
+        images: tuple[Image, ...] = (),
+    ) -> Probed:
         scheduler = self._loop.scheduler
         namespace, store = scheduler.namespaces.of(cache_salt, adapter), scheduler.store
-        tokens = Tokens(packed=prompt.packed)
+        tokens = cache_tokens(prompt, images)
         cached_tokens = await self._call(partial(store.probe, namespace, tokens))
-        cached = prompt[:cached_tokens].packed
+        cached = tokens.packed(0, cached_tokens)
         digests = await asyncio.to_thread(block_digests, namespace, cached, store.block_size)
         return Probed(cached_tokens, tuple(digest.hex() for digest in digests))
 
@@ -210,6 +225,8 @@ class EngineThread:
         If something hangs, the stacks of all threads are logged before the server gives up.
         """
         self._draining = True
+        if self._parts.images is not None:
+            await self._parts.images.close()
         disk = self._loop.scheduler.disk
         patience_seconds = (
             timeout_seconds + DRAIN_GRACE_SECONDS + (disk.shutdown_seconds if disk else 0)

@@ -135,7 +135,10 @@ class InFlight:
         if stop > end or lease.tokens.packed(start, stop) != prompt.tokens.packed(start, stop):
             return 0
         common = common_tokens(lease.tokens.packed(0, end), prompt.tokens.packed(0, end))
-        shared = common - common % self._resume_multiple
+        shared, tried = common, None
+        while shared != tried:
+            tried = shared
+            shared = prompt.tokens.whole_until(shared - shared % self._resume_multiple)
         return shared if shared > lease.written_tokens else 0  # they may differ before that block
 
     def _key(self, run: Lease | QueuedPrompt) -> tuple[Namespace, bytes]:

@@ -53,10 +53,21 @@ class Lease:
     def max_step_tokens(self, n_tokens: int, sampled_position: int = 0) -> int:
         """Number of the next `n_tokens` tokens that one step may compute, at least one.
 
-        The token at `sampled_position` is computed with the decodes, after all prefills.
+        The token at `sampled_position` is computed with the decodes, after all prefills. Images
+        whose tokens see each other are not cut: where the next tokens are of one that has more, it
+        is all of them, or 0 if the groups have no room for these before the step in flight is
+        committed.
         """
+        planned_tokens = self.planned_tokens
         for state in self.group_states:
-            n_tokens = state.max_step_tokens(self.planned_tokens, n_tokens, sampled_position)
+            n_tokens = state.max_step_tokens(planned_tokens, n_tokens, sampled_position)
+        wholes = self.tokens
+        if not wholes.wholes or wholes.whole_until(planned_tokens + n_tokens) > planned_tokens:
+            return wholes.whole_until(planned_tokens + n_tokens) - planned_tokens
+        n_tokens = wholes.whole_from(planned_tokens + n_tokens) - planned_tokens
+        for state in self.group_states:
+            if state.max_step_tokens(planned_tokens, n_tokens, sampled_position) < n_tokens:
+                return 0
         return n_tokens
 
     def checkpoint(self, n_tokens: int) -> None:

@@ -85,7 +85,7 @@ class KVStore:
 
     def probe(self, namespace: Namespace, tokens: Tokens) -> int:
         """Number of a prompt's tokens that `admit` would adopt. Changes nothing, not recency."""
-        return self._resumable(self._match(namespace, tokens, len(tokens) - 1))[0].n_tokens
+        return self._resumable(self._match(namespace, tokens, len(tokens) - 1), tokens)[0].n_tokens
 
     def continuation(self, namespace: Namespace, tokens: Tokens, most: int) -> tuple[int, ...]:
         """Up to `most` tokens that are cached after all of `tokens`, of several runs the one used
@@ -113,20 +113,20 @@ class KVStore:
         at most the whole blocks of the first `shared_tokens` tokens are indexed.
         """
         found = self._match(namespace, tokens, len(tokens) - 1) if adopts else NO_MATCH
-        match, losses = self._resumable(found)
+        match, losses = self._resumable(found, tokens)
         args = self.groups, reserve_tokens, spare_blocks, shared_tokens
         while isinstance(lease := self._lease(namespace, tokens, match, *args), Refusal):
-            if not (tail_tokens := match.n_tokens % self.block_size):
+            if not (tail := match.n_tokens % self.block_size):
                 return lease
             # A copy of the partly matched block may need that very block: adopt whole blocks only.
-            match, _ = self._resumable(match.until(match.n_tokens - tail_tokens, self.block_size))
+            match, _ = self._resumable(match.until(match.n_tokens - tail, self.block_size), tokens)
         if self.tree is not None:
             self.tree.touch(match)
         for group, n_tokens in zip(self.groups, losses, strict=True):
             group.slots.unresumable_tokens += n_tokens
         self.counters.tail_hit_tokens += match.n_tokens % self.block_size
         if found.n_tokens - match.n_tokens >= self.block_size:  # less is not worth a step
-            lease.checkpoint(found.n_tokens)  # here the next request will want to resume
+            lease.checkpoint(tokens.whole_until(found.n_tokens))  # where the next will resume
         return lease
 
     def fork(
@@ -147,7 +147,7 @@ class KVStore:
         if n_tokens > lease.written_tokens:
             raise ValueError(f"{n_tokens} tokens to fork, {lease.written_tokens} written")
         blocks = tuple(lease.table[: blocks_for(n_tokens, self.block_size)])
-        match, _ = self._resumable(Match(n_tokens, blocks))
+        match, _ = self._resumable(Match(n_tokens, blocks), tokens)
         args = self.groups, reserve_tokens, spare_blocks, lease.shared_tokens
         forked = self._lease(lease.namespace, tokens, match, *args)
         if isinstance(forked, Lease):
@@ -187,13 +187,13 @@ class KVStore:
             return NO_MATCH
         return self.tree.match(namespace, tokens.packed(0, n_tokens))
 
-    def _resumable(self, match: Match) -> tuple[Match, list[int]]:
-        """The longest beginning of the match after which all groups can resume, and the tokens that
-        are lost to each group.
+    def _resumable(self, match: Match, tokens: Tokens) -> tuple[Match, list[int]]:
+        """The longest beginning of the match after which all groups can resume and which cuts no
+        image of `tokens.wholes`, and the tokens lost to each group.
         """
         losses, n_tokens, tried = [0] * len(self.groups), match.n_tokens, None
         while n_tokens != tried:
-            tried = n_tokens
+            tried, n_tokens = n_tokens, tokens.whole_until(n_tokens)
             for index, group in enumerate(self.groups):
                 point = group.resume_point(match.blocks, n_tokens)
                 losses[index] += n_tokens - point

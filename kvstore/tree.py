@@ -348,7 +348,11 @@ class RadixTree:
             return children[at], children[at].n_tokens
         best, most = None, 0
         for child in children[max(at - 1, 0) : at + 1]:
-            common = common_tokens(packed[start : start + len(child.packed)], bytes(child.packed))
+            rest = packed[start : start + len(child.packed)]
+            if child.packed.startswith(rest):  # saves a copy of a long node
+                common = len(rest) // TOKEN_BYTES
+            else:
+                common = common_tokens(rest, bytes(child.packed))
             if common > most:
                 best, most = child, common
         return best, most

@@ -19,7 +19,7 @@ from mlx.utils import tree_unflatten
 from mlx_lm.utils import quantize_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine.mlx_backend.loading.loader import named_weights
+from engine.mlx_backend.loading.weights import named_weights
 
 
 def _read_configs() -> dict[str, dict[str, Any]]:

@@ -78,7 +78,7 @@ def create_app(
         has_namespaces=settings.cache_namespace == "key",
     )
     tables = TABLES + (vllm_tables(tracker.sequences) if settings.vllm_metric_names else ())
-    metrics_page = Metrics(HttpCounts(answers, output, policy.refusals), tables)
+    metrics_page = Metrics(HttpCounts(answers, output, policy.refusals, models.images), tables)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -111,6 +111,7 @@ def create_app(
                 output=output,
                 answers=answers,
                 tracker=tracker,
+                may_take_images=models.may_take_images,
             )
         ],
         redirect_slashes=False,

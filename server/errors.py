@@ -7,7 +7,14 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from engine.api import EngineError, InvalidRequest, NoGrammars, QueueFull
+from engine.api import (
+    EngineError,
+    ImagesBusy,
+    InvalidImage,
+    InvalidRequest,
+    NoGrammars,
+    QueueFull,
+)
 
 UNSUPPORTED = "unsupported"
 """Code of features of the API that this daemon lacks; also the type of pydantic's custom error."""
@@ -67,18 +74,26 @@ class InvalidField(ApiError):
 class ContextTooLong(ApiError):
     """400: the prompt, which is in the field `param`, is too long. `tokens` is its length, perhaps
     with "at least" before it. `limit` is the most for prompt and answer, and `whose` says why, if
-    that is not the model's context alone.
+    that is not the model's context alone. `image_tokens` of the tokens are of images.
     """
 
-    def __init__(self, tokens: str, limit: int, whose: str, param: str) -> None:
+    def __init__(
+        self, tokens: str, limit: int, whose: str, param: str, image_tokens: int = 0
+    ) -> None:
         maximum = f"This model's maximum context length is {limit} tokens{whose}"
         super().__init__(400, maximum, param=param, code="context_length_exceeded")
         self.tokens = tokens
         self.limit = limit
+        self.image_tokens = image_tokens
+
+    @property
+    def of_images(self) -> str:
+        """How many of the tokens are of images, as the end of a sentence."""
+        return f", {self.image_tokens} of them of images" if self.image_tokens else ""
 
     def message(self, field: str | None) -> str:
         """The message in OpenAI's words, which LiteLLM and others search for."""
-        resulted = f"However, your {field} resulted in {self.tokens} tokens."
+        resulted = f"However, your {field} resulted in {self.tokens} tokens{self.of_images}."
         return f"{self.detail}, the answer included. {resulted}"
 
 
@@ -175,6 +190,10 @@ def _refusal(error: EngineError) -> ApiError:
             return refused_field(error.param, str(error))
         case QueueFull():
             return busy(429, str(error), "rate_limit_exceeded", error.retry_after_seconds)
+        case InvalidImage():
+            return invalid(f"An image cannot be used: {error}", None, "invalid_image")
+        case ImagesBusy():
+            return busy(503, str(error), "images_busy", error.retry_after_seconds)
         case NoGrammars():
             return busy(503, str(error), "grammars_unavailable", RETRY_AFTER_SECONDS)
         case _:

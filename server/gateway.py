@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from uuid import uuid4
 
@@ -57,6 +57,7 @@ class Gateway:
         output: Budget,
         answers: HttpAnswers,
         tracker: RequestTracker,
+        may_take_images: Callable[[], bool],
     ) -> None:
         self._app = app
         self._settings = settings
@@ -65,6 +66,7 @@ class Gateway:
         self._output = output
         self._answers = answers
         self._tracker = tracker
+        self._may_take_images = may_take_images
         # Errors are answered inside CORS: a web page must be able to read them.
         self._answer = _with_cors(self._answer_errors, settings.cors_origin)
 
@@ -177,9 +179,10 @@ class Gateway:
             connection.request_complete(client)
 
         settings = self._settings
-        body = ArrivingBody(
-            receive, reservation, complete, settings.max_body_bytes, settings.body_timeout_seconds
-        )
+        most = settings.max_body_bytes
+        if self._may_take_images():
+            most = max(most, settings.max_image_body_bytes)
+        body = ArrivingBody(receive, reservation, complete, most, settings.body_timeout_seconds)
         body.check_head(Headers(scope=scope))
         return body
 

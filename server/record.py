@@ -2,15 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import cast
+from typing import NamedTuple, cast
 
 from anyio import CancelScope
 from starlette.types import Scope
 
+from engine.values.images import PreparedImage
 from engine.values.output import Usage
 from server.errors import ApiError, timed_out
 from server.fairness import Reservation
@@ -25,6 +26,13 @@ class Principal:
     is_admin: bool = False  # by its key
     namespace: str = ""  # of the prefix cache, if keys share nothing
     allowed_models: frozenset[str] | None = None  # of its key, by name; None: all
+
+
+class KnownImage(NamedTuple):
+    """An image of a request: the digest of its bytes, and what the model is shown of it."""
+
+    original: bytes
+    prepared: PreparedImage
 
 
 @dataclass(slots=True)
@@ -51,6 +59,8 @@ class RequestRecord:
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Its model, and its places in its key's limits. The gateway closes it at the end of the
     request, unless background work has taken it over."""
+    images: dict[Hashable, KnownImage] = field(default_factory=dict)
+    """Images that have been prepared for it, by their source and detail."""
     on_end: Callable[[ApiError], object] | None = None  # of the innermost time limit
     ended: tuple[int, str | None] | None = None  # status and code of the error of `end`
     limit: CancelScope | None = None  # which ends it where its answer has not begun by its deadline

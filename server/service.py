@@ -13,11 +13,22 @@ from pydantic import BaseModel
 from server.activity import RequestTracker
 from server.errors import InvalidField
 from server.fairness import Workers
+from server.generation.images import UnpreparedImages
 from server.generation.request_fields import PrioritizedRequest
 from server.generation.requests import ServedModel
-from server.http.body import Head, is_light, is_quick, parse, read_body, read_head
+from server.http.attachments import Attachments
+from server.http.body import (
+    Head,
+    body_too_large,
+    is_light,
+    is_quick,
+    parse,
+    read_body,
+    read_head,
+)
 from server.http.body import Model as BodyT
 from server.http.stream import client_waiting
+from server.images.preparation import Images
 from server.metrics.metrics import Metrics
 from server.models.model import LoadedModel, Model
 from server.models.registry import ModelRegistry
@@ -34,6 +45,7 @@ class Service:
     metrics: Metrics
     workers: Workers
     tracker: RequestTracker
+    images: Images
     created: int  # seconds since the epoch
 
     async def model(self, name: str, record: RequestRecord) -> ServedModel:
@@ -84,6 +96,7 @@ def create_service(
         metrics=metrics,
         workers=models.workers,
         tracker=tracker,
+        images=models.images,
         created=int(time.time()),
     )
 
@@ -103,8 +116,9 @@ class RequestContext:
 
         Raises ApiError (400) for one whose head cannot be read, and ClientDisconnected.
         """
-        text = await read_body(self.http)
-        body = ArrivedBody(self, kind, check, text)
+        attachments = self._attachments()
+        text = await read_body(self.http, attachments)
+        body = ArrivedBody(self, kind, check, text, attachments)
         head = read_head(text) if is_light(text) else None
         if head is None:
             run = self.service.workers.run
@@ -114,6 +128,19 @@ class RequestContext:
                     head = await body.run(_head_of)
         body.head = head
         return body
+
+    def _attachments(self) -> Attachments | None:
+        """Where images in the body go as it arrives; None where no model takes any. Their files are
+        deleted at the end of the request.
+        """
+        service = self.service
+        if not service.models.may_take_images():
+            return None
+        most = service.settings.max_body_bytes
+        too_large = partial(body_too_large, most)
+        attachments = Attachments(service.images.store.new_file, most, too_large)
+        self.record.held.callback(attachments.close)
+        return attachments
 
     async def read(self, kind: type[BodyT]) -> BodyT:
         """The body of a route that needs no model. Raises ApiError and ClientDisconnected."""
@@ -161,11 +188,15 @@ class ArrivedBody(Generic[BodyT]):
         kind: type[BodyT],
         check: Callable[[BodyT], object],
         text: bytes,
+        attachments: Attachments | None = None,
     ) -> None:
         self._context = context
         self._kind = kind
         self._check = check
         self._text = text
+        self._attachments = attachments
+        self.postpones_images = False
+        """Whether `run` raises UnpreparedImages, rather than have the images prepared."""
 
     async def find(self, name: str | None = None) -> Model:
         """The model of the name, which is the body's unless given. Unless the model is ready the
@@ -194,10 +225,20 @@ class ArrivedBody(Generic[BodyT]):
         """Call a function with the parsed body in a worker. `named_bytes` is what it reads besides.
         Raises its errors, and ApiError (400) for a body that is wrong, or has a priority where
         clients may choose none.
+
+        A function that raises UnpreparedImages is called again when they are prepared.
         """
-        workers, client = self._context.service.workers, self._context.record.client
+        service, record = self._context.service, self._context.record
         call = partial(self._parsed, function)
-        return await workers.run(client, len(self._text) + named_bytes, call)
+        n_bytes = len(self._text) + named_bytes
+        try:
+            return await service.workers.run(record.client, n_bytes, call)
+        except UnpreparedImages as error:
+            if self.postpones_images:
+                raise
+            needed = error
+        await service.images.prepare(needed, record, self._attachments)
+        return await service.workers.run(record.client, n_bytes, call)
 
     def replace(self, kept_bytes: int) -> None:
         """Drop the body, of which kept_bytes are kept elsewhere until the answer is complete.
@@ -207,7 +248,7 @@ class ArrivedBody(Generic[BodyT]):
         self._context.record.replace_body(kept_bytes)
 
     def _parsed(self, function: Callable[[BodyT], T]) -> T:
-        body = parse(self._text, self._kind)
+        body = parse(self._text, self._kind, self._attachments)
         if isinstance(body, PrioritizedRequest):
             self._context.service.check_priority(body.priority)
         self._check(body)

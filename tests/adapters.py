@@ -11,7 +11,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 from mlx_lm.utils import load_model
 
 from engine.mlx_backend.loading.adapter_files import CONFIG, WEIGHTS
-from engine.mlx_backend.loading.loader import named_weights
+from engine.mlx_backend.loading.weights import named_weights
 
 SCALE = 4.0
 """With which a random adapter changes what a tiny model says."""

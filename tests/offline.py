@@ -27,12 +27,15 @@ from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.draft_runner import DraftRunner
 from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.kv.storage import Storage
+from engine.mlx_backend.loading.images import image_input
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
+from engine.mlx_backend.vision.tower import ImageEncoder
 from engine.output.text import NewOutput, detokenizer_factory, output_factory
+from engine.values.images import ImageInput
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
 from engine.values.settings import AdapterConfig, KVFormat, StateFormat
@@ -61,6 +64,18 @@ class Served:
     @property
     def layout(self) -> Layout:
         return self.loaded.layout
+
+    @property
+    def images(self) -> ImageInput | None:
+        """What it takes of images."""
+        if self.loaded.vision is None or self.execution.images is None:
+            return None
+        return image_input(self.loaded.vision, 1 << 30, UNSTATED_TOKENS)
+
+    @property
+    def encoder(self) -> ImageEncoder | None:
+        """Encodes its images."""
+        return None if self.loaded.vision is None else self.loaded.vision.encoder
 
 
 def load(
@@ -190,7 +205,14 @@ class OfflineDaemon:
             def policy(store: KVStore) -> DraftPolicy:
                 return DraftPolicy(store, DraftModel(own, context_tokens, DRAFT_COST))
 
-        runner = MlxRunner(model, Sampler(vocab_size), launch, decode=path, draft=draft_runner)
+        runner = MlxRunner(
+            model,
+            Sampler(vocab_size),
+            launch,
+            decode=path,
+            draft=draft_runner,
+            encoder=served.encoder,
+        )
 
         self.runner = watch(runner)
         self.storage = model.storage
@@ -204,6 +226,7 @@ class OfflineDaemon:
             room.step_tokens,
             adapters=frozenset(served.loaded.adapters),
             pools=True,
+            images=served.images,
         )
         self.scheduler = Scheduler(
             self.store,

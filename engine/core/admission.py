@@ -227,7 +227,7 @@ class Admission:
             n_tokens = sequence.prompt_tokens - 1
             return self._store.fork(forkable, tokens, n_tokens, reserve_tokens, spare_blocks)
         shared_tokens = sequence.request.shared_tokens
-        return self._store.admit(
+        lease = self._store.admit(
             sequence.namespace,
             tokens,
             reserve_tokens,
@@ -235,6 +235,11 @@ class Admission:
             NEVER if shared_tokens is None else shared_tokens,
             adopts=sequence.can_use_prefix_cache,
         )
+        if isinstance(lease, Lease):
+            for image in sequence.request.images:  # another may come instead, or other text
+                lease.checkpoint(image.start)
+                lease.checkpoint(image.stop)
+        return lease
 
 
 def _waits_for_first(sequence: LiveSequence) -> bool:

@@ -17,6 +17,7 @@ class StepShape(NamedTuple):
     scored_tokens: int = 0  # of the chunks: the log-probability of the next one is computed
     listed_rows: int = 0  # of the decodes: the request wants log-probabilities of their tokens
     pooled_chunks: int = 0  # hidden states of their tokens are pooled
+    stage_tokens: int = 0  # of each stage of a vision tower, the tokens of its image
     draft_forwards: int = 0  # of the draft model, one after another
     draft_rows: int = 0  # of all these forwards together
     draft_known: int = 0  # known tokens that the draft model computes in the first of them
@@ -122,6 +123,7 @@ class StepCosts:
         self._score = _Cost(1e-3)
         self._listed = _Cost(3e-4)
         self._pooled = _Cost(1e-4)
+        self._stage = _Cost(1e-4)  # for each token of the image
         self._draft_forward = _Cost(20e-3 * draft_share)
         self._draft_row = _Cost(1e-3 * draft_share)
         self._draft_known = _Cost(0.7e-3 * draft_share)
@@ -146,6 +148,10 @@ class StepCosts:
         seconds += self._score.seconds * n_scored
         seconds += self._gather.seconds * n_tokens + self._key.seconds * _attended(start, n_tokens)
         return self._factor * seconds
+
+    def stage_seconds(self, n_tokens: int) -> float:
+        """Seconds of a stage of a vision tower, for an image of `n_tokens` tokens."""
+        return self._factor * self._stage.seconds * n_tokens
 
     def verify_seconds(self) -> float:
         """Seconds that any drafts add to a step: it is collected before the next is planned."""
@@ -182,7 +188,7 @@ class StepCosts:
         return _length(bisect_right(shorter, seconds, key=lambda n: taken_seconds(_length(n))))
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learn from a step of at least one forward that took `seconds`.
+        """Learn from a step of at least one forward or stage that took `seconds`.
 
         A Kalman filter without covariances: the surprise is divided among the common factor and the
         costs of this work, in proportion to what each adds to the variance of the prediction
@@ -238,7 +244,9 @@ class StepCosts:
 
     def _parts(self, shape: StepShape) -> _Parts:
         """The costs of a step's work, without the octaves' factors."""
-        rows, keys, chunks, drafts, scored_tokens, listed_rows, pooled_chunks, *of_draft = shape
+        rows, keys, chunks, drafts, scored_tokens, listed_rows, pooled_chunks, stages, *of_draft = (
+            shape
+        )
         parts = _Parts()
         if rows:
             tokens = rows if rows <= _FIRST_WIDTH else self._rows.weighted(rows)
@@ -255,6 +263,8 @@ class StepCosts:
             parts.append((self._listed, listed_rows))
         if pooled_chunks:
             parts.append((self._pooled, pooled_chunks))
+        if stages:
+            parts.append((self._stage, stages))
         if drafts:
             parts.append((self._verify, 1))
             for start, n_tokens in drafts:
@@ -314,7 +324,8 @@ class StepBudget:
 
     Every prompt goes on: the first chunk of a step has at least one token, and may always take a
     quarter of the time of the decodes and a forward, or the time of gathering the keys before it.
-    Otherwise a long prompt would spend its time on gathering the same keys again and again.
+    Otherwise a long prompt would spend its time on gathering the same keys again and again. Stages
+    of images are a chunk in this sense.
     """
 
     shape = StepShape()  # the work added so far
@@ -359,6 +370,16 @@ class StepBudget:
             scored_tokens=shape.scored_tokens + n_scored,
             pooled_chunks=shape.pooled_chunks + is_pooled,
         )
+
+    def add_stages(self, n_tokens: int, n_stages: int) -> None:
+        """Add stages of a vision tower, for an image of `n_tokens` tokens."""
+        stage_tokens = self.shape.stage_tokens + n_tokens * n_stages
+        self.shape = self.shape._replace(stage_tokens=stage_tokens)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether the step has chunks of prompts or stages of images already."""
+        return bool(self.shape.chunks or self.shape.stage_tokens)
 
     def add_draft(self, start: int, n_tokens: int) -> None:
         """Add `n_tokens` draft tokens to the row that decodes the token at position `start`."""
@@ -411,13 +432,26 @@ class StepBudget:
                 return wanted
             aim_seconds = begin_seconds + costs.prompt_seconds(start, self._step_tokens)
         left_seconds = aim_seconds - spent_seconds - begin_seconds
-        if self.shape.chunks:
+        if self.has_prompts:
             n_tokens = costs.tokens_within(max(left_seconds, 0.0), start, wanted, scored)
             return n_tokens if n_tokens == wanted or left_seconds >= begin_seconds else 0
         gather_seconds = costs.gather_seconds(start)
         least_seconds = _LEAST_SHARE * (spent_seconds + begin_seconds - gather_seconds)
         seconds = max(left_seconds, least_seconds, gather_seconds)
         return max(costs.tokens_within(seconds, start, wanted, scored), 1)
+
+    def stages(self, n_tokens: int, wanted: int) -> int:
+        """The number of `wanted` stages of a vision tower that may join the step, for an image of
+        `n_tokens` tokens. At least one may, unless the step has chunks or stages already.
+        """
+        if math.isinf(self._stretch) or self.shape.decode_rows == 0:
+            return wanted
+        spent_seconds = self._spent_seconds
+        seconds, least = max(self._aim_seconds - spent_seconds, 0.0), 0
+        if not self.has_prompts:
+            seconds, least = max(seconds, _LEAST_SHARE * spent_seconds), 1
+        fitting = seconds / max(self._costs.stage_seconds(n_tokens), _LEAST_SECONDS)
+        return min(wanted, max(int(fitting), least))
 
     @property
     def _spent_seconds(self) -> float:

@@ -251,6 +251,8 @@ class DraftModel:
         proposer = sequence.proposer
         if proposer is None or proposer.n_expected_elsewhere > n_unknown + n_verified + 1:
             return None
+        if sequence.request.images:  # the model would read placeholders
+            return None
         start = len(sequence.tokens) + n_unknown - 1
         # After the step's first token, and before the one that follows the draft.
         most = min(
@@ -376,7 +378,7 @@ class DraftModel:
             return None
         if lease.is_patched:
             plan.patches += [(sequence.id, patch) for patch in lease.take_patches()]
-        tokens = tuple(sequence.tokens.ids(start, start + n_known))
+        tokens = tuple(sequence.token_ids(start, start + n_known))
         return DraftNext(sequence.id, start, tokens, followed.ahead, n_draft)
 
     def _follow(self, sequence: LiveSequence) -> _DraftState | None:
@@ -392,8 +394,8 @@ class DraftModel:
 
     def _catch_up(self, followed: _DraftState) -> None:
         """Count the tokens of the sequence as written that the model has drafted."""
-        tokens, lease = followed.sequence.tokens, followed.lease
-        new = tokens.ids(lease.written_tokens, len(tokens))
+        sequence, lease = followed.sequence, followed.lease
+        new = sequence.token_ids(lease.written_tokens, len(sequence.tokens))
         n_right = _n_equal(followed.ahead, new)
         if n_right:
             self.store.commit(lease, n_right)

@@ -188,7 +188,7 @@ class DraftPolicy:
             start = lease.planned_tokens - 1
             if self._store.plan_draft(lease, n_tokens) is None:
                 sequence.draft_source = draft.source
-                token, tokens = sequence.tokens[start], draft.tokens[:n_tokens]
+                token, tokens = sequence.tokens[start], draft.tokens[:n_tokens]  # never an image
                 step.verify(index, Verify(sequence.id, start, token, tokens))
 
     def _attempt_due(self, drafting: Sequence[tuple[LiveSequence, Proposer]]) -> None:

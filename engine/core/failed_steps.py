@@ -3,6 +3,7 @@
 from engine.core.admission import Admission
 from engine.core.commit import Commit
 from engine.core.drafting import DraftPolicy
+from engine.core.images import ImageFeatures
 from engine.core.metrics import Metrics
 from engine.core.sequence import LiveSequence, LiveSequences, Status, Step
 from engine.disk_cache.cache import DiskCache
@@ -24,6 +25,7 @@ class FailedSteps:
         metrics: Metrics,
         disk: DiskCache | None,
         drafts: DraftPolicy | None,
+        images: ImageFeatures | None,
     ) -> None:
         self._store = store
         self._sequences = sequences
@@ -32,14 +34,22 @@ class FailedSteps:
         self._metrics = metrics
         self._disk = disk
         self._drafts = drafts
+        self._images = images
 
     def fail(self, step: Step, message: str) -> None:
-        """End the sequences of a step with an error."""
-        for sequence in self._withdraw(step):
+        """End the sequences of a step, and those that wait for images in it, with an error."""
+        sequences = self._withdraw(step)
+        if self._images is not None:
+            sequences += self._images.fail(step)
+        for sequence in dict.fromkeys(sequences):
             self._commit.fail(sequence, message)
 
     def recompute(self, step: Step) -> None:
-        """Send the sequences of a step back to the queue. They are computed again from tokens."""
+        """Send the sequences of a step back to the queue. They are computed again from tokens, and
+        images from pixels.
+        """
+        if self._images is not None:
+            self._images.fail(step)
         for sequence in self._withdraw(step):
             self._send_back(sequence)
 
@@ -48,6 +58,8 @@ class FailedSteps:
         for sequence in tuple(self._sequences.running):
             self._send_back(sequence)
         self._store.take_ops()  # on slots and blocks that nobody has any more
+        if self._images is not None:
+            self._images.forget_all()
 
     def _withdraw(self, step: Step) -> list[LiveSequence]:
         """Cache nothing that rests on a step. Returns the sequences that it computed for."""
@@ -56,7 +68,8 @@ class FailedSteps:
             self._disk.fail(step.plan.number)
         if self._drafts is not None and self._drafts.model is not None:
             self._drafts.model.fail(step)
-        return [planned.sequence for planned in step.rows if planned.is_current]
+        rowless = [sequence for sequence, lease in step.rowless if sequence.lease is lease]
+        return [planned.sequence for planned in step.rows if planned.is_current] + rowless
 
     def _send_back(self, sequence: LiveSequence) -> None:
         """Preempt a sequence whose KV is undefined, or end it if it is being aborted."""

@@ -1,9 +1,12 @@
-"""Recounts the stores while the engine is idle, and logs contradictions."""
+"""Recounts the stores, and the features of images, while the engine is idle, and logs
+contradictions.
+"""
 
 import logging
 from collections.abc import Callable, Iterator
 from itertools import chain
 
+from engine.core.images import ImageFeatures
 from engine.core.inbox import Inbox
 from kvstore.invariants import recount_idle
 from kvstore.store import KVStore
@@ -21,7 +24,8 @@ MOST_LOGGED = 20  # problems in one line of the log
 
 
 class IdleRecount:
-    """Recounts the store, and that of a draft model, once in each pause of the engine.
+    """Recounts the store, that of a draft model, and images' features, once in each pause of the
+    engine.
 
     Every call to the engine interrupts a recount. The recount continues after the call, or restarts
     if the call has changed the store. A reference too many would hold its block until the daemon
@@ -34,8 +38,10 @@ class IdleRecount:
         inbox: Inbox,
         clock: Callable[[], float],
         draft_store: KVStore | None = None,
+        images: ImageFeatures | None = None,
     ) -> None:
         self._stores = [store] if draft_store is None else [store, draft_store]
+        self._images = images
         self._inbox = inbox
         self._clock = clock
         self._due_seconds: float | None = None  # of the clock; None: not until the store changes
@@ -69,7 +75,8 @@ class IdleRecount:
         version = sum(store.pool.n_changes for store in self._stores)
         if self._version != version:
             self._version, self._found, self._spent_seconds = version, [], 0.0
-            self._pieces = chain.from_iterable(map(recount_idle, self._stores))
+            images = () if self._images is None else self._images.problems()
+            self._pieces = chain(*map(recount_idle, self._stores), images)
         began = self._clock()
         try:
             while not self._inbox.n_calls:

@@ -71,7 +71,9 @@ class EngineLoop:
         self.kv_events = kv_events
         model = None if scheduler.drafts is None else scheduler.drafts.model
         draft_store = None if model is None else model.store
-        self._recount = IdleRecount(scheduler.store, inbox, self.metrics.now, draft_store)
+        self._recount = IdleRecount(
+            scheduler.store, inbox, self.metrics.now, draft_store, scheduler.images
+        )
         self.in_flight: Step | None = None
         self.waits_for_disk = False
         self.step_started_seconds: float | None = None  # None between steps
@@ -103,6 +105,8 @@ class EngineLoop:
             return
         if scheduler.drafts is not None:
             scheduler.drafts.clear(namespace)
+        if scheduler.images is not None:
+            scheduler.images.forget_unneeded()
         self._clear_blocks(namespace)
 
     def _clear_blocks(self, namespace: Namespace | None) -> None:

@@ -1,5 +1,6 @@
 """Checks requests against the engine's limits, and makes their sequences."""
 
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,11 +12,14 @@ from engine.api import InvalidRequest
 from engine.core.drafting import DraftPolicy
 from engine.core.sequence import LiveSequence
 from engine.core.step import Limits, SequenceId
-from engine.drafts.suffix_index import RequestTexts
+from engine.disk_cache.cache import DiskCache
+from engine.drafts.suffix_index import RequestTexts, index_texts
 from engine.grammar.state import GrammarPlan, GrammarState, forced_tokens
 from engine.output.text import NewOutput
+from engine.values.images import Image
 from engine.values.request import Request, SamplingParams
-from kvstore.tokens import Digest, Tokens
+from engine.values.tokens import PackedTokens
+from kvstore.tokens import Digest, Tokens, content_ids
 from kvstore.types import DEFAULT_NAMESPACE, Namespace
 
 
@@ -41,6 +45,7 @@ def validate(request: Request, limits: Limits) -> None:
     problems = chain(
         _token_problems(request, limits),
         _option_problems(request, limits),
+        _image_problems(request, limits),
         _named_token_problems(request.sampling, limits),
     )
     problem = next(problems, None)
@@ -59,14 +64,16 @@ def _token_problems(request: Request, limits: Limits) -> Iterator[tuple[str, str
         # The embedding of a token outside the vocabulary would be read out of bounds.
         if token_ids and np.frombuffer(token_ids.packed, np.uint32).max() >= limits.vocab_size:
             yield f"the {name} has a token id outside 0 to {limits.vocab_size - 1}", name
+    n_images = sum(image.n_tokens for image in request.images)
+    of_images = f", {n_images} of them of images" if n_images else ""
     for limit, what in (
         (limits.max_context_tokens, "the model's context"),
         (limits.arena_tokens, "the KV cache"),
     ):
         if n_prompt + request.max_tokens > limit:
             yield (
-                f"prompt ({n_prompt} tokens) and max_tokens ({request.max_tokens}) come to "
-                f"more than {what} holds: {limit} tokens",
+                f"prompt ({n_prompt} tokens{of_images}) and max_tokens ({request.max_tokens}) come "
+                f"to more than {what} holds: {limit} tokens",
                 "prompt" if n_prompt >= limit else "max_tokens",
             )
     if n_prediction > limits.max_context_tokens:
@@ -110,6 +117,62 @@ def _option_problems(request: Request, limits: Limits) -> Iterator[tuple[str, st
         yield f"n is {request.n}; at most {limits.max_waiting} sequences may wait", "n"
 
 
+def _image_problems(request: Request, limits: Limits) -> Iterator[tuple[str, str]]:
+    """The problems of the images and of the tokens that stand for them: messages and field names.
+
+    The last token of a prompt is computed with the decodes, which read no features. So it stands
+    for no image.
+    """
+    if not request.images:
+        return
+    if limits.images is None:
+        yield "this model takes no images", "images"
+        return
+    n_prompt, end, part_id = len(request.prompt), 0, limits.images.part_id
+    prompt = np.frombuffer(request.prompt.packed, np.uint32)
+    for number, image in enumerate(request.images, start=1):
+        if not image.runs or any(n_tokens < 1 for _, n_tokens in image.runs):
+            yield f"image {number} has a run of no tokens", "images"
+            return
+        for first, n_tokens in image.runs:
+            if first < end or first + n_tokens > n_prompt:
+                yield (
+                    f"image {number} has tokens {first} to {first + n_tokens - 1}: they must come "
+                    f"after those before, of which the last is {end - 1}, and within the prompt "
+                    f"({n_prompt} tokens)",
+                    "images",
+                )
+                return
+            end = first + n_tokens
+            if (prompt[first:end] != part_id).any():
+                yield (
+                    f"image {number} has tokens {first} to {end - 1}, and not all of them are the "
+                    f"token {part_id}, which stands for parts of images",
+                    "images",
+                )
+        if image.n_tokens > limits.images.max_tokens:
+            yield (
+                f"image {number} has {image.n_tokens} tokens; this model's have at most "
+                f"{limits.images.max_tokens}",
+                "images",
+            )
+        n_whole = image.stop - image.start
+        if image.is_whole and n_whole > limits.step_tokens:
+            yield (
+                f"image {number} has {n_whole} tokens that see each other; a step computes "
+                f"{limits.step_tokens} (step_tokens)",
+                "images",
+            )
+    if end == n_prompt:
+        yield "the prompt ends with an image; at least one token must follow it", "images"
+    if request.prompt_logprobs is not None and any(image.is_whole for image in request.images):
+        yield (
+            "the log-probabilities of a prompt cannot be computed with this model's images, whose "
+            "tokens see each other",
+            "prompt_logprobs",
+        )
+
+
 def _named_token_problems(sampling: SamplingParams, limits: Limits) -> Iterator[tuple[str, str]]:
     """The problems of the tokens that the sampling names: messages and field names."""
     named_tokens: tuple[tuple[str, Collection[int]], ...] = (
@@ -134,16 +197,31 @@ def _named_token_problems(sampling: SamplingParams, limits: Limits) -> Iterator[
         yield "logprob_token_ids needs top_logprobs, which may be 0", "logprob_token_ids"
 
 
+def cache_tokens(prompt: PackedTokens, images: Sequence[Image] = ()) -> Tokens:
+    """The ids under which a prompt's KV is cached: those of its tokens, and for parts of images the
+    ids of that content. Takes time proportional to the images.
+    """
+    parts = list[tuple[int, bytes]]()
+    for image in images:
+        named = array("Q", content_ids(image.digest, image.n_tokens))
+        for first, n_tokens in image.runs:
+            parts.append((first, named[:n_tokens].tobytes()))
+            named = named[n_tokens:]
+    wholes = [(image.start, image.stop) for image in images if image.is_whole]
+    return Tokens(text=prompt.packed, parts=parts, wholes=wholes)
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A valid request, and what its n sequences share. `Scheduler.prepare` makes it, in time
-    proportional to the prompt and the prediction.
+    """A valid request, and what its n sequences share.
 
-    Without a `plan` its sequences have no constraint. `block_hashes` are those of the prompt's
-    blocks, if there is a disk cache. Without `texts` nothing is drafted.
+    `tokens` are those of the prompt. Without a `plan` its sequences have no constraint.
+    `block_hashes` are those of the prompt's blocks, if there is a disk cache. Without `texts`
+    nothing is drafted.
     """
 
     request: Request
+    tokens: Tokens
     plan: GrammarPlan | None
     block_hashes: Sequence[Digest]
     texts: RequestTexts | None
@@ -151,13 +229,31 @@ class PreparedRequest:
 
 @dataclass(slots=True)
 class SequenceFactory:
-    """Makes the sequences of requests, and numbers them. Without `drafts` nothing is drafted."""
+    """Makes the sequences of requests, and numbers them. Without `drafts` nothing is drafted,
+    without `disk` no blocks have hashes.
+    """
 
+    limits: Limits
     new_output: NewOutput
     draw_seed: Callable[[], int]
     namespaces: Namespaces
+    disk: DiskCache | None
     drafts: DraftPolicy | None
     _ids: Iterator[int] = field(default_factory=count, init=False)
+
+    def prepare(self, request: Request, plan: GrammarPlan | None) -> PreparedRequest:
+        """Check a request, and compute what depends on the lengths of its texts, in time
+        proportional to them. Raises InvalidRequest. On any thread. Without a `plan` it has no
+        constraint.
+        """
+        validate(request, self.limits)
+        tokens = cache_tokens(request.prompt, request.images)
+        hashes: Sequence[Digest] = ()
+        if self.disk is not None:
+            namespace = self.namespaces.of(request.cache_salt, request.adapter)
+            hashes = self.disk.block_hashes(namespace, tokens.packed(0, len(tokens)))
+        texts = None if self.drafts is None else index_texts(request, tokens)
+        return PreparedRequest(request, tokens, plan, hashes, texts)
 
     def sequences(self, prepared: PreparedRequest) -> Iterator[LiveSequence]:
         """Make the request's n sequences, with consecutive seeds."""
@@ -167,7 +263,7 @@ class SequenceFactory:
         namespace = self.namespaces.of(request.cache_salt, request.adapter)
         first: LiveSequence | None = None
         for index in range(request.n):
-            tokens = Tokens(packed=request.prompt.packed)
+            tokens = prepared.tokens.copy()
             grammar = None if prepared.plan is None else GrammarState(prepared.plan)
             sequence = LiveSequence(
                 id=SequenceId(next(self._ids)),

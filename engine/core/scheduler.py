@@ -20,41 +20,22 @@ from engine.core.budget import StepBudget, StepCosts
 from engine.core.commit import Commit
 from engine.core.drafting import DraftPolicy
 from engine.core.failed_steps import FailedSteps
+from engine.core.images import ImageFeatures
 from engine.core.metrics import Metrics
 from engine.core.pins import Pins
 from engine.core.preemption import by_rows, preemption_victim
 from engine.core.queue import NoRoom
-from engine.core.request import (
-    Namespaces,
-    PreparedRequest,
-    SequenceFactory,
-    validate,
-)
-from engine.core.sequence import (
-    BACKGROUND_SHARE,
-    LiveSequence,
-    LiveSequences,
-    Status,
-    Step,
-    batch_entry,
-    prefill_row,
-)
-from engine.core.step import (
-    Late,
-    Limits,
-    Resample,
-    StepPlan,
-    StepResult,
-)
+from engine.core.request import Namespaces, PreparedRequest, SequenceFactory
+from engine.core.rows import batch_entry, prefill_row
+from engine.core.sequence import BACKGROUND_SHARE, LiveSequence, LiveSequences, Status, Step
+from engine.core.step import Late, Limits, Resample, StepPlan, StepResult
 from engine.disk_cache.cache import DiskCache
-from engine.drafts.suffix_index import index_texts
 from engine.grammar.state import GrammarPlan
 from engine.output.text import NewOutput
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import Request, WaitReason
 from kvstore.lease import Lease
 from kvstore.store import KVStore
-from kvstore.tokens import Digest, Tokens
 
 
 class Scheduler:
@@ -83,16 +64,22 @@ class Scheduler:
         model = None if drafts is None else drafts.model
         self._draft_store = None if model is None else model.store
         self.costs: Final = StepCosts() if model is None else StepCosts(model.cost_share)
+        self.images: Final = (
+            None if limits.images is None else ImageFeatures(limits.images, store.leases)
+        )
         self._admission = Admission(store, limits, self.sequences, self.costs, disk)
-        self._new_sequences = SequenceFactory(new_output, draw_seed, self.namespaces, drafts)
+        self._new_sequences = SequenceFactory(
+            limits, new_output, draw_seed, self.namespaces, disk, drafts
+        )
         self._limits = limits
         self.failures: dict[LiveSequence, BaseException] = {}  # of sequences to be ended
         self._numbers = count(1)  # of steps
         self._had_turns = False  # whether clients had turns in the latest step
+        self._rowless: list[tuple[LiveSequence, Lease]] = []  # admitted since ops were last taken
         self.pins: Final = Pins(store)
         self._commit = Commit(store, self.sequences, self._admission, metrics, drafts, self.pins)
         self.failed_steps: Final = FailedSteps(
-            store, self.sequences, self._admission, self._commit, metrics, disk, drafts
+            store, self.sequences, self._admission, self._commit, metrics, disk, drafts, self.images
         )
         self.running: Sequence[LiveSequence] = self.sequences.running
         self.waiting = self._admission.waiting
@@ -124,20 +111,7 @@ class Scheduler:
         """Check a request, and compute what depends on the lengths of its texts. Raises
         InvalidRequest. On any thread, before `add`. Without a `plan` it has no constraint.
         """
-        validate(request, self._limits)
-        return PreparedRequest(
-            request,
-            plan,
-            self._block_hashes(request),
-            None if self.drafts is None else index_texts(request),
-        )
-
-    def _block_hashes(self, request: Request) -> Sequence[Digest]:
-        """The hashes of the prompt's blocks; none without a disk cache."""
-        if self.disk is None:
-            return ()
-        namespace = self.namespaces.of(request.cache_salt, request.adapter)
-        return self.disk.block_hashes(namespace, request.prompt.packed)
+        return self._new_sequences.prepare(request, plan)
 
     def add(self, prepared: PreparedRequest, arrived_seconds: float = 0.0) -> None:
         """Queue the request's n sequences. Raises InvalidRequest or QueueFull."""
@@ -151,8 +125,7 @@ class Scheduler:
             raise QueueFull(str(refusal), max(ceil(wait_seconds), 1)) from None
         if request.pin:
             namespace = self.namespaces.of(request.cache_salt, request.adapter)
-            tokens = Tokens(packed=request.prompt.packed)
-            if (problem := self.pins.problem(namespace, tokens)) is not None:
+            if (problem := self.pins.problem(namespace, prepared.tokens)) is not None:
                 raise InvalidRequest(problem, "pin")
         for sequence in list(self._new_sequences.sequences(prepared)):  # all of them, or none
             sequence.arrived_seconds = arrived_seconds
@@ -220,10 +193,13 @@ class Scheduler:
             self._admission.add(sequence)
         if self.disk is not None:
             step.is_reading = self.disk.add_reads(step.plan.number, step.budget)
-        if not (step.rows or step.is_loading or step.is_reading):
+        if not (step.rows or step.plan.encode or step.is_loading or step.is_reading):
             return None
+        if self.images is not None:
+            step.plan.forget = self.images.take_forgotten()
         step.plan.rows = [planned.row for planned in step.rows]
         step.plan.ops = self.store.take_ops()
+        step.rowless, self._rowless = self._rowless, []
         step.plan.leave, self.sequences.leaving = self.sequences.leaving, []
         return step
 
@@ -234,10 +210,10 @@ class Scheduler:
         shape = step.budget.shape
         if loading_steps or step.is_reading:
             assert self.disk is not None
-            if not shape.chunks:  # predictions of chunks are off by more than the bytes take
+            if not step.budget.has_prompts:  # whose predictions are off by more than bytes take
                 extra_seconds = seconds - self.costs.predict(shape)
                 self.disk.observe(loading_steps, step.plan.number, max(extra_seconds, 0.0))
-        elif shape.decode_rows or shape.chunks:
+        elif shape.decode_rows or step.budget.has_prompts:
             self.costs.observe(shape, seconds)
 
     def contain(self, sequence: LiveSequence, error: BaseException) -> None:
@@ -268,6 +244,10 @@ class Scheduler:
             self.disk.commit(step.plan.number, result.read)
         if self.drafts is not None and self.drafts.model is not None:
             self.drafts.model.commit(step, result)
+        if self.images is not None:
+            for sequence, why in self.images.commit(step, result):
+                if sequence.is_live:
+                    self._commit.fail(sequence, why)
         self._commit.step(step.rows, result.rows)
 
     def _preempt_for_client(self, step: Step) -> None:
@@ -328,7 +308,9 @@ class Scheduler:
             step.budget.add_decodes(n_rows, n_keys, n_listed)
 
     def _add_prefills(self, step: Step) -> None:
-        """Add a chunk of each client in turn, and again, as long as there is budget."""
+        """Add a chunk of each client in turn, and again, as long as there is budget. First come
+        prompts that had to be passed over, because what they need does not fit after others.
+        """
         prompts = defaultdict[str, deque[LiveSequence]](deque)
         for sequence in self.running:
             if sequence in self.sequences.prefilling and self._may_prefill(sequence):
@@ -337,6 +319,11 @@ class Scheduler:
         may_begin = bool(waiting) and self._admission.has_slot() and step.has_room
         if not prompts and not may_begin:
             return
+        for client, sequence in waiting.take_passed_over():
+            if sequence in prompts.get(client, ()) and self._prefill_more(sequence, step):
+                prompts[client].remove(sequence)
+                waiting.mark_served(client)
+                self._had_turns = True
         clients = deque(c for c in waiting.clients if c in prompts or (may_begin and c in waiting))
         held_up = list[str]()  # clients that come after one that waits for blocks
         while clients and step.budget_tokens:
@@ -355,10 +342,9 @@ class Scheduler:
         """Prefill more of one of the client's prompts, or admit one. False if neither can be."""
         while prompts:
             sequence = prompts.popleft()
-            has_lease = sequence.lease is not None  # not preempted above
-            if has_lease and (n_tokens := step.allow(sequence)):
-                self._add_prefill(sequence, n_tokens, step)
+            if self._prefill_more(sequence, step):
                 return True
+            self.waiting.pass_over(client, sequence)
         if not step.has_room:
             return False
         admitted = self._admission.admit(client)
@@ -371,27 +357,44 @@ class Scheduler:
             self._commit.admitted(sequence)
         # The admission may have queued copies, which this step carries out.
         self._add_prefill(sequence, max(step.allow(sequence), 1), step)
+        if sequence.pending is None:
+            self._rowless.append((sequence, lease))
         return True
 
-    def _add_prefill(self, sequence: LiveSequence, n_tokens: int, step: Step) -> None:
-        """Prefill the next `n_tokens` known tokens of the sequence, or fewer."""
+    def _prefill_more(self, sequence: LiveSequence, step: Step) -> bool:
+        """Prefill as much of a running prompt as the step allows. False if nothing can be."""
+        n_tokens = 0 if sequence.lease is None else step.allow(sequence)
+        return n_tokens > 0 and self._add_prefill(sequence, n_tokens, step)
+
+    def _add_prefill(self, sequence: LiveSequence, n_tokens: int, step: Step) -> bool:
+        """Prefill the next `n_tokens` known tokens of the sequence, or fewer, or encode an image
+        among them. Return False if neither can be.
+        """
         lease = sequence.lease
         assert lease is not None
         start = lease.planned_tokens
-        if n_tokens > 1:
-            n_tokens = lease.max_step_tokens(n_tokens, sequence.sampled_position)
+        if sequence.unplanned_tokens > 1:
+            n_encoded = len(step.plan.encode)
+            if self.images is None:
+                n_tokens = lease.max_step_tokens(n_tokens, sequence.sampled_position)
+            else:
+                n_tokens = self.images.chunk_tokens(sequence, lease, n_tokens, step)
+            if not n_tokens:
+                return len(step.plan.encode) > n_encoded
         try:
             row = prefill_row(sequence, start, n_tokens)
             entry = batch_entry(sequence) if sequence.pending is None else None
         except BaseException as error:
             self.failures[sequence] = error
-            return
+            return True
         if not self._reserve(sequence, lease, n_tokens, step):
-            return
+            return True
         if entry is not None:
             step.plan.enter.append(entry)
         step.add(sequence, lease, row)
-        step.budget_tokens -= n_tokens
+        if self.images is not None:
+            self.images.read(sequence, start, n_tokens, step)
+        step.budget_tokens = max(step.budget_tokens - n_tokens, 0)
         is_listed = row.samples and sequence.request.sampling.top_logprobs is not None
         if n_tokens == 1:  # computed with the decodes
             step.budget.add_decodes(1, start + 1, int(is_listed))
@@ -400,6 +403,7 @@ class Scheduler:
             step.budget.add_chunk(start, n_tokens, n_scored, is_pooled=row.pooling is not None)
         if not sequence.unplanned_tokens:
             self.sequences.planned(sequence)
+        return True
 
     def _reserve(self, sequence: LiveSequence, lease: Lease, n_tokens: int, step: Step) -> bool:
         """Plan the sequence's next positions, preempting others if blocks are short. Return False

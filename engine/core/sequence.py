@@ -10,14 +10,11 @@ import numpy as np
 
 from engine.core.budget import StepBudget
 from engine.core.step import (
-    BatchEntry,
     Decode,
+    Encode,
     Late,
-    Prefill,
     Row,
     SampledToken,
-    Sampling,
-    Score,
     SequenceId,
     StepPlan,
     Vector,
@@ -27,10 +24,10 @@ from engine.disk_cache.loader import LoadAttempt
 from engine.drafts.proposer import Proposer
 from engine.grammar.state import GrammarState, Matcher, Refused, Unanswerable
 from engine.output.text import Output, TextDelta
+from engine.values.images import Image
 from engine.values.output import FinishReason, TokenLogprob, Usage
 from engine.values.request import Pooling, Request
 from engine.values.stats import DraftSource
-from engine.values.tokens import NO_TOKENS
 from kvstore.in_flight import QueuedPrompt
 from kvstore.lease import Lease
 from kvstore.tokens import Digest, Tokens
@@ -49,10 +46,12 @@ class Status(Enum):
 class LiveSequence:
     """The `index`-th of a request's n outputs. Ids grow in the order of arrival.
 
-    `tokens` are the prompt and the generated tokens. The lease has two counters of progress: steps
-    are planned for the first `planned_tokens` positions, and the first `computed_tokens` have KV.
-    A sequence *prefills* while it has known tokens for which no step is planned. Then it *decodes*:
-    each step computes the token that the previous step sampled, known to the host or not.
+    `tokens` are the prompt and the generated tokens, by the ids under which their KV is cached. The
+    model reads those of `token_ids`, which differ where images are. The lease has two counters of
+    progress: steps are planned for the first `planned_tokens` positions, and the first
+    `computed_tokens` have KV. A sequence *prefills* while it has known tokens for which no step is
+    planned. Then it *decodes*: each step computes the token that the previous step sampled, known
+    to the host or not.
 
     `pending` is the row that was planned last for the sequence. `Late` replaces it if the mask did
     not arrive in time: the logits are saved, and the next step must draw from them. None: the
@@ -115,6 +114,11 @@ class LiveSequence:
     def unplanned_tokens(self) -> int:
         """Known tokens for which no step is planned yet."""
         return len(self.tokens) - self.planned_tokens
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """The ids in the vocabulary of the tokens at positions [start, stop)."""
+        own = self.tokens.ids(max(start, self.prompt_tokens), stop)
+        return [*self.request.prompt[start:stop], *own] if start < self.prompt_tokens else own
 
     @property
     def sampled_position(self) -> int:
@@ -187,14 +191,19 @@ class LiveSequence:
     ) -> tuple[TokenLogprob | None, ...]:
         """Take the logprobs of the prompt's tokens after position `start`. Return the entries that
         were not sent yet: after a preemption the prompt is scored again from its start. The entry
-        of the first token is None.
+        of the first token is None, and so are those of tokens that stand for parts of images.
         """
         if not self.lacks_scores:
             return ()
         first = self.first or self
-        entries = (None, *scores)[first.n_scores_sent - start :]
+        sent = first.n_scores_sent
+        entries = [None, *scores][sent - start :]
+        for image in self.request.images:
+            for position, n_tokens in image.runs:
+                for at in range(max(position, sent), min(position + n_tokens, sent + len(entries))):
+                    entries[at - sent] = None
         first.n_scores_sent += len(entries)
-        return entries
+        return tuple(entries)
 
     def pool(self, vector: Vector) -> None:
         """Add the pooled hidden states of some tokens of its prompt."""
@@ -383,46 +392,6 @@ class PlannedRow(NamedTuple):
         return self.sequence.lease is self.lease
 
 
-def batch_entry(sequence: LiveSequence) -> BatchEntry:
-    """Describe the sequence to the runner, whose batch it enters."""
-    params, tokens = sequence.request.sampling, sequence.tokens
-    repeats = params.repetition_penalty != 1.0
-    penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-    is_read = penalised or params.bad_words or params.dry is not None
-    output = tokens.ids(sequence.prompt_tokens, len(tokens)) if is_read else ()
-    sampling = Sampling(
-        params=params,
-        seed=sequence.seed,
-        output_index=sequence.output_tokens,
-        prompt_tokens=sequence.request.prompt if repeats or params.dry else NO_TOKENS,
-        output_tokens=tuple(output),
-        banned_tokens=sequence.banned_tokens(),
-    )
-    return BatchEntry(sequence.id, sampling, sequence.request.adapter)
-
-
-def prefill_row(sequence: LiveSequence, start: int, n_tokens: int) -> Prefill:
-    """A row of `n_tokens` known tokens from position `start` on. It samples after the last one."""
-    tokens, end = sequence.tokens, start + n_tokens
-    score = None
-    if sequence.lacks_scores and sequence.request.prompt_logprobs is not None:
-        scored_end = min(end + 1, sequence.prompt_tokens)
-        if start + 1 < scored_end:
-            following = tuple(tokens.ids(start + 1, scored_end))
-            score = Score(following, sequence.request.prompt_logprobs)
-    pooling = sequence.request.pooling
-    if (pooling is Pooling.LAST and end < len(tokens)) or (pooling is Pooling.FIRST and start > 0):
-        pooling = None  # the row does not have the token that is needed
-    return Prefill(
-        sequence_id=sequence.id,
-        start=start,
-        tokens=tuple(tokens.ids(start, end)),
-        samples=end == len(tokens) and sequence.request.max_tokens > 0,
-        score=score,
-        pooling=pooling,
-    )
-
-
 @dataclass(slots=True)
 class Step:
     """A step that is being planned, then in flight. `plan` gets the rows when all are planned."""
@@ -431,6 +400,9 @@ class Step:
     budget: StepBudget
     budget_tokens: int  # that may still be planned
     rows: list[PlannedRow] = field(default_factory=list)
+    # Sequences that wait for an image, and the leases with which they were admitted: ops of this
+    # step are for these leases.
+    rowless: Sequence[tuple[LiveSequence, Lease]] = ()
     preempted: list[LiveSequence] = field(default_factory=list)
     n_drafts: int = 0  # rows that verify a draft
     is_reading: bool = False  # blocks are read to be written to disk
@@ -466,6 +438,25 @@ class Step:
         wanted = min(wanted, self.budget_tokens)
         scored = 1.0 if sequence.lacks_scores else 0.0
         return self.budget.chunk_tokens(sequence.planned_tokens, wanted, scored)
+
+    def allow_stages(self, sequence: LiveSequence, image: Image, wanted: int, n_stages: int) -> int:
+        """How many of `wanted` stages of a vision tower may join, for an image of the sequence. All
+        `n_stages` of the tower count as the image's tokens. At least one stage may, unless the step
+        has chunks or stages already.
+        """
+        room = self.budget_tokens // (BACKGROUND_SHARE if sequence.request.is_background else 1)
+        most = room * n_stages // image.n_tokens
+        if not self.budget.has_prompts:
+            most = max(most, 1)
+        return self.budget.stages(image.n_tokens, min(wanted, most))
+
+    def encode(self, encode: Encode, n_stages: int) -> None:
+        """Add stages of a vision tower, which has `n_stages`."""
+        n_tokens = encode.image.n_tokens
+        self.plan.encode.append(encode)
+        self.budget.add_stages(n_tokens, encode.n_stages)
+        taken = -(-n_tokens * encode.n_stages // n_stages)
+        self.budget_tokens = max(self.budget_tokens - taken, 0)
 
     def add(self, sequence: LiveSequence, lease: Lease, row: Row) -> None:
         """Add a row of the sequence over its lease, and the changes of its tables."""

@@ -48,6 +48,7 @@ def snapshot(
         decode=decode,
         kv_events=kv_events,
         draft_model=None if drafts is None or drafts.model is None else drafts.model.stats(),
+        images=None if scheduler.images is None else scheduler.images.stats(),
     )
 
 

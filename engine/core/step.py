@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NewType, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from engine.values.images import Image, ImageInput
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import TokenLogprob
 from engine.values.request import Pooling, SamplingParams
@@ -45,6 +46,7 @@ class Limits:
     step_stretch: float = math.inf  # longest step with prompts over one of decodes alone
     adapters: frozenset[str] = frozenset()
     pools: bool = False  # whether the model's hidden states can be pooled
+    images: ImageInput | None = None  # None: the model takes none
 
     def __post_init__(self) -> None:
         if self.step_tokens < self.max_running:
@@ -77,6 +79,18 @@ class BatchEntry:
     sequence_id: SequenceId
     sampling: Sampling
     adapter: str = ""  # the LoRA adapter that computes its tokens; "" for none
+    images: tuple[Image, ...] = ()  # of its prompt
+
+
+class Encode(NamedTuple):
+    """Compute `n_stages` stages of an image's vision tower, from `first_stage` on, before the
+    forwards of the step. After the last stage its features are kept until they are forgotten. The
+    stages of one image come in order, each once, unless it is forgotten between them.
+    """
+
+    image: Image
+    first_stage: int
+    n_stages: int
 
 
 class Score(NamedTuple):
@@ -166,6 +180,10 @@ class StepPlan:
     patches: list[tuple[SequenceId, TablePatch]] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)  # at most one of each sequence
     ops: Sequence[StepOp] = ()  # in the order in which the store queued them
+    # Digests of images of which nothing is kept, finished or not, before any is encoded. Digests
+    # that are not known are ignored.
+    forget: Sequence[bytes] = ()
+    encode: list[Encode] = field(default_factory=list)  # a step may have no rows, and these alone
     draft: DraftPlan | None = None  # None: the draft model computes nothing, or there is none
 
     def ops_at(self, when: When) -> list[StorageOp]:
@@ -269,11 +287,15 @@ class StepResult(NamedTuple):
 
     `drafted` has the draft model's tokens for each sequence that it has computed, none for a row
     without a draft. A sequence whose row has sampled nothing is missing.
+
+    `not_encoded` has the images of the plan that could not be encoded, by digest, each with the
+    reason in words for clients. Nothing is kept of them, and rows that need them have failed.
     """
 
     rows: Sequence[RowResult]
     read: Sequence[Parts] = ()
     drafted: Mapping[SequenceId, tuple[int, ...]] | NotDrafted = NOTHING_DRAFTED
+    not_encoded: Mapping[bytes, str] = MappingProxyType({})
 
 
 class StepLost(Exception):
@@ -283,8 +305,8 @@ class StepLost(Exception):
 
 
 class StorageLost(StepLost):
-    """No block and no state holds what it did, for any sequence. A step that is in flight is lost
-    as well, which its `collect` says.
+    """No block and no state holds what it did, for any sequence, and no image's features are kept.
+    A step that is in flight is lost as well, which its `collect` says.
     """
 
 

@@ -310,16 +310,19 @@ class DiskLoader:
         return _Loadable(hashes, n_tokens, have, n_bytes, computing)
 
     def _longest(self, prompt: Prompt) -> tuple[Sequence[Digest], int]:
-        """The longest chain of entries after which all groups could resume, and its tokens."""
+        """The longest chain of entries after which all groups could resume, and its tokens. It cuts
+        no image that is computed as a whole.
+        """
+        may_end = prompt.tokens.whole_until
         known = self._disk.known(prompt.hashes)
         for whole in range(known, max(known - self._rules.looked_back_blocks, 0) - 1, -1):
             hashes = prompt.hashes[:whole]
             for n_tokens, tail in self._tails(prompt, hashes):
                 end = whole * self._block_size + n_tokens
-                if found := self._resumable((*hashes, tail), end):
+                if may_end(end) == end and (found := self._resumable((*hashes, tail), end)):
                     return found, end
             end = whole * self._block_size
-            if whole and (found := self._resumable(hashes, end)):
+            if whole and may_end(end) == end and (found := self._resumable(hashes, end)):
                 return found, end
         return (), 0
 

@@ -19,7 +19,7 @@ from engine.drafts.suffix_index import (
     TokenIds,
 )
 from engine.values.stats import DraftSource
-from kvstore.tokens import TOKEN_BYTES
+from kvstore.tokens import CONTENT_ID, TEXT_BYTES, TOKEN_BYTES
 from kvstore.types import Namespace
 
 
@@ -34,7 +34,7 @@ class Draft(NamedTuple):
     source: DraftSource
 
 
-_MIN_BYTES = MIN_MATCH * TOKEN_BYTES
+_MIN_BYTES = MIN_MATCH * TEXT_BYTES
 
 MAX_SKIPPED_TOKENS = 512
 """The most tokens of a prediction that the output may leave out at once."""
@@ -49,8 +49,8 @@ class Prediction:
     """
 
     def __init__(self, text: SortedText) -> None:
-        self._packed = text.packed
-        self._tokens = memoryview(text.packed).cast("I")
+        self._packed = text.tokens.text
+        self._tokens = memoryview(self._packed).cast("I")
         self._text = SuffixIndex(text)
         self._n_read = 0  # tokens of the output that were compared
         self._at = 0  # position of the token expected next, or of the first that did not come
@@ -74,7 +74,7 @@ class Prediction:
                 self._at += 1
                 self._n_followed = n_followed + 1
                 continue
-            end = (at + 1 - first) * TOKEN_BYTES
+            end = (at + 1 - first) * TEXT_BYTES
             last = packed[max(end - _MIN_BYTES, 0) : end]
             self._n_followed = MIN_MATCH if self._find(last) else None
         self._n_read = len(output)
@@ -85,14 +85,14 @@ class Prediction:
         """
         if len(packed) < _MIN_BYTES:
             return False
-        start = self._at * TOKEN_BYTES
-        stop = start + MAX_SKIPPED_TOKENS * TOKEN_BYTES
+        start = self._at * TEXT_BYTES
+        stop = start + MAX_SKIPPED_TOKENS * TEXT_BYTES
         found = self._packed.find(packed, start, stop)
-        while found % TOKEN_BYTES and found >= 0:  # between two tokens
+        while found % TEXT_BYTES and found >= 0:  # between two tokens
             found = self._packed.find(packed, found + 1, stop)
         if found < 0:
             return False
-        self._at = found // TOKEN_BYTES + MIN_MATCH
+        self._at = found // TEXT_BYTES + MIN_MATCH
         return True
 
 
@@ -100,7 +100,7 @@ MAX_ANSWER_TOKENS = 1 << 17
 """Tokens of answers that are remembered for all namespaces together: about 15 MB."""
 _END = (1 << 32) - 1
 """Ends each answer. No token has this id, so no match crosses from one answer to the next."""
-_END_BYTES = array("I", [_END]).tobytes()
+_END_BYTES = array("Q", [_END]).tobytes()
 
 
 class LatestAnswers:
@@ -206,7 +206,7 @@ class OwnText:
         if self._text is None:
             self._text = SuffixIndex(self._prompt)
         new = output[len(self._text) - len(self._prompt) :]
-        self._text.extend(array("I", new).tobytes())
+        self._text.extend(array("Q", new).tobytes())
         return self._text.continue_itself(most)
 
 
@@ -271,6 +271,8 @@ class Drafter:
         n_forced = len(forced)
         for source, propose in self._sources:
             tokens, matched = propose(output, most)
+            if tokens and max(tokens) >= CONTENT_ID:  # an image, which no model generates
+                tokens = tuple(takewhile(CONTENT_ID.__gt__, tokens))
             if len(tokens) > n_forced and tokens[:n_forced] == forced:
                 return Draft(tokens, matched, source)
         return Draft(forced, 0, DraftSource.GRAMMAR) if forced else None

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from engine.values.request import Request
-from kvstore.tokens import TOKEN_BYTES, Tokens
+from kvstore.tokens import TEXT_BYTES, TOKEN_BYTES, Tokens
 
 MIN_MATCH, MAX_MATCH = 3, 32
 """The fewest tokens that must match, and the most that are compared."""
@@ -33,10 +33,11 @@ INDEXED_AT_ONCE = 512
 """The most appended tokens that a query indexes: about 0.1 ms. It misses those after them."""
 
 _ID_BITS = 20
+_ID_MASK = (1 << _ID_BITS) - 1
 _KEY_MASK = (1 << MIN_MATCH * _ID_BITS) - 1
 _TOKEN_BITS = 8 * TOKEN_BYTES
 _MATCH_BYTES = MAX_MATCH * TOKEN_BYTES
-_RUN = Struct(f"={MIN_MATCH}I")
+_RUN, _TEXT_RUN = Struct(f"={MIN_MATCH}Q"), Struct(f"={MIN_MATCH}I")
 _SAMPLE_RUNS = 16
 """The sorted runs of which one key is kept: of the others it is computed when they are compared."""
 
@@ -56,9 +57,12 @@ class SortedText:
     `skipped` tokens are not found.
     """
 
-    def __init__(self, packed: bytes = b"", skipped: int = 0) -> None:
-        self.packed = packed
-        ids = np.frombuffer(packed, np.uint32)[skipped:].astype(np.int64)
+    def __init__(self, tokens: Tokens, skipped: int = 0) -> None:
+        """`tokens` has nothing but a text. Its parts of images are sorted as the tokens that stand
+        for them, and found as what they are.
+        """
+        self.tokens = tokens
+        ids = np.frombuffer(tokens.text, np.uint32)[skipped:].astype(np.int64)
         keys = (ids[:-2] << 2 * _ID_BITS) | (ids[1:-1] << _ID_BITS) | ids[2:]
         order = np.argsort(keys, kind="stable")
         ends = order + (skipped + MIN_MATCH)
@@ -67,7 +71,7 @@ class SortedText:
         self._samples = array("q", keys[order[::_SAMPLE_RUNS]].tobytes())
 
     def __len__(self) -> int:
-        return len(self.packed) // TOKEN_BYTES
+        return len(self.tokens)
 
     def ends(self, key: int, below: int, most: int) -> list[int]:
         """The ends of up to `most` runs with this key before position `below`, the most recent
@@ -86,9 +90,7 @@ class SortedText:
         return found
 
     def _key(self, end: int) -> int:
-        first, second, third = _RUN.unpack_from(self.packed, (end - MIN_MATCH) * TOKEN_BYTES)
-        key: int = (first << 2 * _ID_BITS) | (second << _ID_BITS) | third
-        return key
+        return _key_of(*_TEXT_RUN.unpack_from(self.tokens.text, (end - MIN_MATCH) * TEXT_BYTES))
 
 
 class RequestTexts(NamedTuple):
@@ -98,31 +100,34 @@ class RequestTexts(NamedTuple):
     prediction: SortedText | None
 
 
-def index_texts(request: Request) -> RequestTexts | None:
+def index_texts(request: Request, prompt: Tokens) -> RequestTexts | None:
     """Index the texts that the request's drafts continue; None if it allows no drafts. On any
-    thread, because a text may be long.
+    thread, because a text may be long. `prompt` has the ids under which the prompt is cached, so
+    that a part of an image equals no token.
     """
     if not request.speculate or request.max_tokens <= 1:
         return None
-    prompt, prediction = request.prompt.packed, request.prediction.packed
+    prediction = request.prediction.packed
     skipped = max(len(request.prompt) - INDEXED_TOKENS, 0)
-    return RequestTexts(SortedText(prompt, skipped), SortedText(prediction) if prediction else None)
+    return RequestTexts(
+        SortedText(prompt, skipped), SortedText(Tokens(text=prediction)) if prediction else None
+    )
 
 
 class SuffixIndex:
     """Finds earlier occurrences of the end of a text, in this text or in another one. The text
     begins with a `beginning`, which other indexes may share.
 
-    Token ids are below 2**20; a run of three tokens with a larger id may be missed. An occurrence
-    is identified by its end: the position of the token after it. Appending is O(1). An appended
-    token takes about 120 bytes once it is indexed.
+    An occurrence is identified by its end: the position of the token after it. Appending is O(1).
+    An appended token takes about 120 bytes once it is indexed.
     """
 
     def __init__(self, beginning: SortedText | None = None) -> None:
-        self._beginning = beginning or SortedText()
+        self._beginning = beginning or SortedText(Tokens())
         self._n_sorted = len(self._beginning)
-        self._tokens = Tokens(packed=self._beginning.packed)
-        self._last_key = _key(self._beginning.packed)  # of the last three indexed tokens
+        self._tokens = self._beginning.tokens.copy()
+        last = self._tokens.packed(max(self._n_sorted - MIN_MATCH, 0), self._n_sorted)
+        self._last_key = _key(last)  # of the last three indexed tokens
         self._last_ends: dict[int, int] = {}  # latest end of each key, among appended tokens
         self._ends_before = array("I")  # for each appended end the one before of its key; 0: none
 
@@ -141,7 +146,7 @@ class SuffixIndex:
         recent occurrence.
         """
         self.catch_up()
-        packed = array("I", last[-MAX_MATCH:]).tobytes()
+        packed = array("Q", last[-MAX_MATCH:]).tobytes()
         end, matched = self._longest(packed, len(self._tokens))
         most = min(most, matched + EXTRA_TOKENS)
         return (tuple(self._tokens.ids(end, end + most)), matched) if matched else NO_MATCH
@@ -223,7 +228,7 @@ class SuffixIndex:
         stop = min(n_indexed + INDEXED_AT_ONCE, n_tokens)
         last_key, last_ends = self._last_key, self._last_ends
         for end, token_id in enumerate(self._tokens.ids(n_indexed, stop), n_indexed + 1):
-            last_key = (last_key << _ID_BITS | token_id) & _KEY_MASK
+            last_key = (last_key << _ID_BITS | token_id & _ID_MASK) & _KEY_MASK
             self._ends_before.append(last_ends.get(last_key, 0))
             last_ends[last_key] = end
         self._last_key = last_key
@@ -232,6 +237,9 @@ class SuffixIndex:
 
 def _key(packed: bytes) -> int:
     """Return the key of the last three of these packed tokens, which may be fewer."""
-    first, second, third = _RUN.unpack(packed[-_RUN.size :].rjust(_RUN.size, b"\0"))
-    key: int = (first << 2 * _ID_BITS) | (second << _ID_BITS) | third
-    return key
+    return _key_of(*_RUN.unpack(packed[-_RUN.size :].rjust(_RUN.size, b"\0")))
+
+
+def _key_of(first: int, second: int, third: int) -> int:
+    """Return the key of three tokens: the lowest bits of their ids."""
+    return (first & _ID_MASK) << 2 * _ID_BITS | (second & _ID_MASK) << _ID_BITS | (third & _ID_MASK)

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import count
 
-from engine.api import EngineStopped, InvalidRequest, QueueFull
+from engine.api import EngineStopped, InvalidImage, InvalidRequest, QueueFull
 from engine.core.loop import STALL_SECONDS, Deliver
 from engine.core.metrics import HIT_WINDOWS_SECONDS, QueuePace
 from engine.core.request import validate
 from engine.core.step import Limits
 from engine.encoders.queue import TextQueue, WaitingText
+from engine.values.images import Detail, Image, PreparedImage
 from engine.values.model import ModelCard
 from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Request, WaitReason
@@ -180,6 +181,9 @@ class EncoderThread:
             raise InvalidRequest("this model embeds or reranks, and writes nothing", "pooling")
         validate(request, self._parts.limits)
 
+    async def prepare_image(self, source: str, folder: str, detail: Detail) -> PreparedImage:
+        raise InvalidImage("the model embeds or reranks texts, and takes no images")
+
     async def stats(self) -> EngineStats:
         """Read the statistics at once, even while a forward is computed."""
         with self._changed:
@@ -240,7 +244,13 @@ class EncoderThread:
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
         return None
 
-    async def probe(self, prompt: PackedTokens, cache_salt: str, adapter: str) -> Probed:
+    async def probe(
+        self,
+        prompt: PackedTokens,
+        cache_salt: str,
+        adapter: str,
+        images: tuple[Image, ...] = (),
+    ) -> Probed:
         return Probed(0, ())
 
     async def requests(self) -> tuple[RequestInfo, ...]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec import Raw, Struct, msgpack
 
 from kvstore.node import BlockEvent, BlocksStored, NamespaceCleared
-from kvstore.tokens import TOKEN_BYTES, Digest, unpacked
+from kvstore.tokens import CONTENT_ID, TOKEN_BYTES, Digest, unpacked
 from kvstore.types import Namespace
 
 EVENT_TOKENS = 2048
@@ -31,7 +31,7 @@ class BlockStored(Struct, tag=True, frozen=True):
     token_ids: Sequence[int]
     block_size: int
     lora_name: str | None
-    extra_keys: Sequence[None]  # one for each block
+    extra_keys: Sequence[Sequence[str] | None]  # one for each block
     lora_id: None = None
     medium: str = "GPU"
     group_idx: int = 0
@@ -69,11 +69,18 @@ class PublishedBlock(NamedTuple):
 class PublishedBlocks:
     """The blocks that subscribers have been told of, parents first, by their hashes.
 
-    Prompts with a `cache_salt` are never among them: routers do not compare salts.
+    Prompts with a `cache_salt` are never among them: routers do not compare salts. Parts of images
+    are published as the token that stands for them in prompts. A block of these has an extra key,
+    which says what the images are; all other blocks have none.
     """
 
-    def __init__(self, block_size: int, adapters: Mapping[str, str]) -> None:
-        """`adapters`: the names by which requests call adapters, by the adapter of a namespace."""
+    def __init__(
+        self, block_size: int, adapters: Mapping[str, str], image_part: int | None = None
+    ) -> None:
+        """`adapters`: the names by which requests call adapters, by the adapter of a namespace.
+        `image_part`: the token that stands for a part of an image; None if there are no images.
+        """
+        self._image_part = image_part
         self._block_size = block_size
         self._adapters = adapters
         self._by_hash = dict[int, PublishedBlock]()
@@ -149,10 +156,15 @@ class PublishedBlocks:
 
     def _stored_event(self, hashes: Sequence[int], blocks: Sequence[PublishedBlock]) -> bytes:
         parent, _, lora_name = blocks[0]
-        ids = unpacked(b"".join(block.packed for block in blocks))
-        nothing = [None] * len(hashes)
-        event = BlockStored(hashes, parent, ids, self._block_size, lora_name, nothing)
-        return msgpack.encode(event)
+        ids, size = unpacked(b"".join(block.packed for block in blocks)), self._block_size
+        keys: list[Sequence[str] | None] = [None] * len(hashes)
+        if self._image_part is not None and max(ids) >= CONTENT_ID:
+            for index in range(len(keys)):
+                own = slice(index * size, (index + 1) * size)
+                if names := [each for each in ids[own] if each >= CONTENT_ID]:
+                    keys[index] = (f"{names[0]:016x}",)  # no other content has this id
+            ids = [each if each < CONTENT_ID else self._image_part for each in ids]
+        return msgpack.encode(BlockStored(hashes, parent, ids, size, lora_name, keys))
 
 
 def batches(events: Iterable[bytes], seconds: float) -> Iterator[bytes]:

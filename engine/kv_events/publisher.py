@@ -89,9 +89,11 @@ class KVEventPublisher:
         adapters: Mapping[str, str],
         most_blocks: int,
         post: Callable[[Callable[[], None]], object],
+        image_part: int | None = None,
     ) -> None:
         """`adapters`: names by the adapters of namespaces. Facts on at most `most_blocks` blocks
-        wait to be sent. `post` has a function called on the engine thread.
+        wait to be sent. `post` has a function called on the engine thread. `image_part`: see
+        `PublishedBlocks`.
 
         Raises ModelError if an address cannot be used.
         """
@@ -101,7 +103,7 @@ class KVEventPublisher:
         self._post = post
         self._topic = config.topic.encode()
         self._facts = _Facts()
-        self._blocks = PublishedBlocks(block_size, adapters)
+        self._blocks = PublishedBlocks(block_size, adapters, image_part)
         self._numbers = count(time.time_ns() // 1000)  # a later engine numbers its batches higher
         self._sent = deque[tuple[int, bytes]]()
         self._sent_bytes = 0

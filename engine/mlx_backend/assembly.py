@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from engine.api import ModelError, Report, one_line
 from engine.core.step import Backend, DraftStorage
+from engine.images.packages import describe_packages
 from engine.mlx_backend import host
 from engine.mlx_backend.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
@@ -25,13 +26,17 @@ from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.checkpoint import Checkpoint
 from engine.mlx_backend.loading.compiler import Compiler
 from engine.mlx_backend.loading.format_check import check_formats, format_check_bytes
+from engine.mlx_backend.loading.images import image_bytes, image_input
 from engine.mlx_backend.loading.loader import (
     FLOAT32_SHARE,
     LoadedModel,
+    batching_words,
     check_model,
+    open_images,
     open_model,
     pooled_by,
     read_weights,
+    slowdowns,
     template_kind,
 )
 from engine.mlx_backend.loading.locate import find_checkpoint
@@ -52,6 +57,7 @@ from engine.mlx_backend.sampling.sampler import Sampler
 from engine.mlx_backend.tuning.choice import AttentionChoice, choose_attention, compares
 from engine.mlx_backend.tuning.kinds import Kinds, kinds_of
 from engine.text.tokenizer import CheckpointTokenizer
+from engine.values.images import ImageInput
 from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.settings import DEMO_NAME, EngineConfig
 from engine.values.stats import DecodeStats, MachineReport, ModelMemory, readable_bytes
@@ -113,8 +119,20 @@ class OpenedModel:
             context_tokens=wanted or longest or UNSTATED_TOKENS,
             check_bytes=checked_bytes,
             token_bytes=token_bytes,
+            image_bytes=self._image_bytes(wanted or longest or UNSTATED_TOKENS),
         )
         return plan if wanted else plan.fitting()
+
+    def _image_bytes(self, context_tokens: int) -> int:
+        if (vision := self.loaded.vision) is None:
+            return 0
+        return image_bytes(vision, image_input(vision, self.machine.left_bytes, context_tokens))
+
+    def image_input(self, execution: Execution, plan: MemoryPlan) -> ImageInput | None:
+        """What the model takes of images; None if it takes none."""
+        if execution.images is None or self.loaded.vision is None:
+            return None
+        return image_input(self.loaded.vision, self.machine.left_bytes, plan.context_tokens)
 
 
 def open_configured(config: EngineConfig) -> OpenedModel:
@@ -134,6 +152,7 @@ def open_checkpoint(config: EngineConfig, checkpoint: Path) -> OpenedModel:
         config.kv_format,
         config.state_format,
     )
+    loaded = open_images(loaded, checkpoint, config.step_tokens)
     loaded = replace(loaded, layout=loaded.layout.in_blocks_of(config.block_size))
     choice = _attention_choice(config, loaded, None, lambda line: None)
     draft = open_draft(config, loaded, machine.left_bytes)
@@ -200,7 +219,16 @@ def assemble_opened(
     meter = host.MemoryMeter(plan.memory, plan.step_bytes, opened.used_bytes)
     sampler = Sampler(layout.vocab_size)
     draft_runner, draft_storage = _load_draft(config, opened, plan, decode, report)
-    runner = MlxRunner(model, sampler, launch, pooled.pooler, decode, meter, draft_runner)
+    runner = MlxRunner(
+        model,
+        sampler,
+        launch,
+        pooled.pooler,
+        decode,
+        meter,
+        draft_runner,
+        None if loaded.vision is None else loaded.vision.encoder,
+    )
 
     card = replace(
         _planned_card(config, opened, plan, blas),
@@ -210,15 +238,15 @@ def assemble_opened(
         template=template_kind(loaded.tokenizer, pooled.template),
         embedder=pooled.embedder,
         reranker=pooled.reranker,
-        batching=_batching(execution),
+        batching=batching_words(execution),
         attention=execution.attention.name,
         attention_choice=opened.choice.words(execution.attention),
-        slowdowns=tuple(_slowdowns(execution, opened.choice.attentions[0], sizes, problem)),
+        slowdowns=tuple(slowdowns(execution, opened.choice.attentions[0], sizes, problem)),
+        images=opened.image_input(execution, plan),
+        images_refused=execution.images_refused,
     )
-    if compares(config):
-        report(f"attention: {card.attention_choice}")
-    if card.tasks != (Task.GENERATE,):
-        report(f"tasks: {', '.join(card.tasks)}")
+    for line in _on_card(config, card):
+        report(line)
     hf_tokenizer = loaded.tokenizer._tokenizer
     return Backend(
         runner=runner,
@@ -237,6 +265,16 @@ def assemble_opened(
         release_thread=release_thread,
         draft=draft_storage,
     )
+
+
+def _on_card(config: EngineConfig, card: ModelCard) -> Iterator[str]:
+    """Lines for the log about what the card says."""
+    if card.images_refused:
+        yield f"images: none, since {card.images_refused}"
+    if compares(config):
+        yield f"attention: {card.attention_choice}"
+    if card.tasks != (Task.GENERATE,):
+        yield f"tasks: {', '.join(card.tasks)}"
 
 
 def _load_draft(
@@ -301,34 +339,6 @@ def _decode_stats(decode: DecodePath, attention: Attention) -> DecodeStats:
     )
 
 
-def _batching(execution: Execution) -> str:
-    """The card's `batching`."""
-    name = f"{execution.batching.name}, {execution.attention.name} attention"
-    return f"{name}, since not {execution.rejected[0]}" if execution.rejected else name
-
-
-def _slowdowns(
-    execution: Execution, preferred: Attention, sizes: StorageSizes, problem: str
-) -> Iterator[str]:
-    """The card's `slowdowns`. `problem` is why MLX cannot compile; "" if it can."""
-    if problem:
-        yield (
-            f"MLX fuses no operations, so all steps take longer: {problem}. "
-            "Mend that, and start the daemon again."
-        )
-    if execution.attention is not preferred:
-        yield (
-            f"Steps take longer, because attention is {execution.attention.name} and not "
-            f"{preferred.name}. The check at load rejected {execution.rejected[0]}. "
-            "Try newer versions of mlx and mlx-lm, or report the model."
-        )
-    if sizes.states is not None and not sizes.states.saved:
-        yield (
-            "No recurrent state can be saved, so no prompt is resumed from the cache. "
-            "Raise kv_cache_bytes or lower max_running."
-        )
-
-
 def _decode_path(
     config: EngineConfig, opened: OpenedModel, model: CachedModel, problem: str, report: Report
 ) -> DecodePath:
@@ -380,6 +390,7 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
         advice=blas.advice,
         mlx_version=metadata.version("mlx"),
         mlx_lm_version=metadata.version("mlx-lm"),
+        images=describe_packages(),
     )
     try:
         checkpoint = find_checkpoint(config.model, download=False)

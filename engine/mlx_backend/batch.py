@@ -1,84 +1,16 @@
 """What the runner keeps of each sequence from one step to the next."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import mlx.core as mx
-import numpy as np
-import numpy.typing as npt
 
-from engine.core.step import Decode, Prefill, Resample, SequenceId, StepPlan, Verify
+from engine.core.step import Decode, Prefill, Resample, Row, SequenceId, StepPlan, Verify
 from engine.mlx_backend.kv.states import are_computable
 from engine.mlx_backend.model.rows import TokenSpan
+from engine.mlx_backend.model.sequences import SequenceImages, SequenceTables
 from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.values.request import Pooling
-from kvstore.ops import TablePatch
-
-Ids: TypeAlias = npt.NDArray[np.uint32]
-
-_LEAST_IDS = 16
-
-
-class Table:
-    """Block or slot ids, one for each block of a sequence. It grows by doubling."""
-
-    __slots__ = ("_end", "_ids")
-
-    def __init__(self) -> None:
-        self._ids: Ids = np.zeros(_LEAST_IDS, dtype=np.uint32)
-        self._end = 0
-
-    @property
-    def ids(self) -> Ids:
-        """All ids, up to the last one that was set. A view: read it before the next patch."""
-        return self._ids[: self._end]
-
-    def patch(self, first: int, ids: Sequence[int]) -> None:
-        self._end = max(self._end, first + len(ids))
-        if self._end > len(self._ids):
-            grown = np.zeros(max(self._end, 2 * len(self._ids)), dtype=np.uint32)
-            grown[: len(self._ids)] = self._ids
-            self._ids = grown
-        self._ids[first : first + len(ids)] = ids
-
-
-class SequenceTables:
-    """The table of a sequence's blocks, those of its slots in each group, and its adapter."""
-
-    __slots__ = ("_blocks", "_groups", "adapter", "version")
-
-    def __init__(self, n_groups: int, adapter: str = "") -> None:
-        self.adapter = adapter
-        self.version = 0  # changes with every patch
-        self._blocks = Table()
-        self._groups = tuple(Table() for _ in range(n_groups))
-
-    def ids(self, group: int | None) -> Ids:
-        """The ids of the sequence's blocks, or of its slots in a group: a view."""
-        return (self._blocks if group is None else self._groups[group]).ids
-
-    def patch(self, patch: TablePatch) -> None:
-        table = self._blocks if patch.group is None else self._groups[patch.group]
-        table.patch(patch.first, patch.ids)
-        self.version += 1
-
-    def span(
-        self, start: int, n_tokens: int, index: int, first_token: int, n_read: int
-    ) -> TokenSpan:
-        """Tokens of the sequence, from position `start` on; see `TokenSpan`."""
-        groups = tuple(table.ids for table in self._groups)
-        return TokenSpan(
-            start,
-            n_tokens,
-            self._blocks.ids,
-            groups=groups,
-            index=index,
-            first_token=first_token,
-            n_read=n_read,
-            adapter=self.adapter,
-        )
-
 
 _LEAST_ROWS = 8
 
@@ -98,7 +30,7 @@ class BatchRow:
         """The next tokens to compute; the position moves to after them. See `TokenSpan`."""
         start = self.position
         self.position += n_tokens
-        return self.tables.span(start, n_tokens, index, first_token, n_read)
+        return TokenSpan.of(self.tables, start, n_tokens, index, first_token, n_read)
 
     def rewind(self, n_tokens: int) -> None:
         """Discard the last `n_tokens` tokens: others will overwrite their KV."""
@@ -160,7 +92,9 @@ class StepInputs:
 class Batch:
     """The sequences that have entered and not left, and the next token of each on the device."""
 
-    def __init__(self, n_groups: int) -> None:
+    def __init__(self, n_groups: int, merge: int | None = None) -> None:
+        """`merge`: see `SequenceImages`."""
+        self._merge = merge
         self._n_groups = n_groups
         self._rows: dict[SequenceId, BatchRow] = {}
         self._free: list[int] = []  # indices that no row has
@@ -172,13 +106,25 @@ class Batch:
         for sequence_id in plan.leave:
             self._free.append(self._rows.pop(sequence_id).index)
         for entry in plan.enter:
-            tables = SequenceTables(self._n_groups, entry.adapter)
+            images = SequenceImages(entry.images, self._merge) if entry.images else None
+            tables = SequenceTables(self._n_groups, entry.adapter, images)
             sampling = SamplingRow(entry.sampling)
             self._rows[entry.sequence_id] = BatchRow(
                 entry.sequence_id, self._take_index(), tables, sampling
             )
         for sequence_id, patch in plan.patches:
             self._rows[sequence_id].tables.patch(patch)
+
+    def readers(self, planned: Sequence[Row], digests: Collection[bytes]) -> frozenset[SequenceId]:
+        """The sequences whose rows compute parts of images with these digests."""
+        found = set[SequenceId]()
+        for row in planned if digests else ():
+            images = self._rows[row.sequence_id].tables.images
+            if images is not None and isinstance(row, Prefill):
+                parts = images.parts(row.start, len(row.tokens))
+                if any(part.image.digest in digests for part in parts):
+                    found.add(row.sequence_id)
+        return frozenset(found)
 
     def prepare_inputs(self, plan: StepPlan) -> StepInputs:
         """The tokens that a step computes. The rows' positions move to after them."""

@@ -17,11 +17,12 @@ from engine.core.step import (
     SampledToken,
     SequenceId,
 )
-from engine.mlx_backend.batch import BatchRow, SequenceTables
+from engine.mlx_backend.batch import BatchRow
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.host import is_lack_of_memory
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.rows import TokenSpan
+from engine.mlx_backend.model.sequences import SequenceTables
 from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.sampler import Sampler, as_list
 from kvstore.ops import ReadBlock
@@ -224,7 +225,8 @@ class DraftRunner:
     def _span(
         self, row: DraftNext, start: int, n_tokens: int, index: int, first: int, n_read: int
     ) -> TokenSpan:
-        return self._tables[row.sequence_id].span(start, n_tokens, index, first, n_read)
+        tables = self._tables[row.sequence_id]
+        return TokenSpan.of(tables, start, n_tokens, index, first, n_read)
 
     def _row(self, plan: DraftNext, sampling: SamplingRow, stop: int) -> _Row:
         tables = self._tables[plan.sequence_id]

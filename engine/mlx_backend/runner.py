@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import mlx.core as mx
 
+from engine.api import one_line
 from engine.core.step import (
     NOTHING_DRAFTED,
     NotDrafted,
@@ -40,6 +41,7 @@ from engine.mlx_backend.submitted_step import (
     SubmittedStep,
     rows_of,
 )
+from engine.mlx_backend.vision.tower import ImageEncoder
 from kvstore.ops import CopyBlock, FillBlock, When
 
 
@@ -110,9 +112,10 @@ class MlxRunner:
         decode: DecodePath | None = None,
         meter: MemoryMeter | None = None,
         draft: DraftRunner | None = None,
+        encoder: ImageEncoder | None = None,
     ) -> None:
         """`decode`: how steady decodes are computed; None: eagerly. `meter` measures each step.
-        `draft`: of a draft model, if there is one.
+        `draft`: of a draft model, if there is one. `encoder`: of images, if the model takes any.
         """
         self._model = model
         self._storage = model.storage
@@ -122,9 +125,11 @@ class MlxRunner:
         self._decode_path = decode
         self._meter = meter
         self._draft_runner = draft
+        self._encoder = encoder
         if decode is not None:
             sampler.draw_with = decode.draw
-        self._batch = Batch(model.n_groups)
+        images = model.execution.images
+        self._batch = Batch(model.n_groups, None if images is None else images.merge)
         self._in_flight: deque[SubmittedStep] = deque()
 
     def submit(self, plan: StepPlan) -> None:
@@ -203,7 +208,8 @@ class MlxRunner:
         accepted = step.accept_tokens()
         self._set_tokens_after_verification(step, accepted)
         parts = () if step.reads is None else step.reads.parts()
-        return StepResult(step.results(accepted), parts, self._continue(step, accepted))
+        drafted = self._continue(step, accepted)
+        return StepResult(step.results(accepted), parts, drafted, step.not_encoded)
 
     @contextmanager
     def _dropping_last(self) -> Iterator[None]:
@@ -246,6 +252,8 @@ class MlxRunner:
         RunnerLost in place of any other.
         """
         self._batch.settle()
+        if self._encoder is not None:
+            self._encoder.settle()
         try:
             self._storage.settle()
         except Exception as why:
@@ -259,6 +267,8 @@ class MlxRunner:
         """Begin with an empty storage. Raises RunnerLost where memory for it cannot be had."""
         # Arrays that cannot be computed refer to what they were to be computed from: all planes.
         self._batch.forget_tokens()
+        if self._encoder is not None:
+            self._encoder.forget_all()
         self._in_flight = deque(
             SubmittedStep(step.rows, step.given_up, is_lost=True) for step in self._in_flight
         )
@@ -298,6 +308,7 @@ class MlxRunner:
             step.read = self._storage.execute(plan.ops_at(When.FIRST))
         finally:  # or a later `RollBackState`, for this step, would undo the step before
             self._storage.states.begin_step()
+        yield from self._encode(step, plan)
         if (decoded := self._decode(step, plan)) is not None:
             yield decoded
         else:
@@ -330,6 +341,21 @@ class MlxRunner:
         for batch in forwards.sampling:
             yield self._compute(step, inputs, batch)
         _add_resampled(step, inputs.resampled)
+
+    def _encode(self, step: SubmittedStep, plan: StepPlan) -> Iterator[PendingForward]:
+        """The stages of images that a step encodes."""
+        if self._encoder is None:
+            return
+        self._encoder.forget(plan.forget)
+        for work in plan.encode:
+            try:
+                arrays = self._encoder.encode(work)
+            except Exception as error:  # its file may be anything
+                step.not_encoded[work.image.digest] = f"it cannot be read: {one_line(error)}"
+                self._encoder.forget([work.image.digest])
+            else:
+                yield step.pending(arrays)
+        step.failed = self._batch.readers(step.rows, step.not_encoded.keys())
 
     def _decode(self, step: SubmittedStep, plan: StepPlan) -> PendingForward | None:
         """The compiled forward of a steady step; None where the eager path is to compute it."""

@@ -34,6 +34,7 @@ from engine.mlx_backend.sampling.sampler import Drawn, Scored
 from engine.values.output import TokenLogprob
 
 UNUSABLE = "the model's logits leave no token to choose: not a number, or all ruled out"
+NO_IMAGE = "an image of the prompt could not be encoded"
 NO_VECTOR = "the model's hidden states are no numbers"
 
 
@@ -202,6 +203,8 @@ class SubmittedStep:
     it is computed.
 
     `given_up`: what had failed before. `is_lost`: it was in flight when the storage was lost.
+    `not_encoded`: the images that could not be encoded, by digest, each with the reason; `failed`
+    are the sequences that read them.
     """
 
     rows: Sequence[Row]
@@ -218,6 +221,8 @@ class SubmittedStep:
     read: list[list[mx.array]] = field(default_factory=list)  # of copied blocks, for a forward
     is_compiled: bool = False
     draft: DraftPlan | None = None
+    not_encoded: dict[bytes, str] = field(default_factory=dict)
+    failed: frozenset[SequenceId] = frozenset()
 
     def pending(
         self, arrays: list[mx.array], first_layer: Sequence[mx.array] = ()
@@ -259,7 +264,9 @@ class SubmittedStep:
                 return Failed(NO_VECTOR)
             return Prefilled(own_scores, vector)
 
-        return tuple(map(result, self.rows))
+        return tuple(
+            Failed(NO_IMAGE) if row.sequence_id in self.failed else result(row) for row in self.rows
+        )
 
 
 def _scores_of(parts: Sequence[Scored]) -> tuple[TokenLogprob, ...] | None:

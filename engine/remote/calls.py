@@ -33,6 +33,7 @@ class Calls:
     submit = Call(_Hosted.submit)
     abort = Call(_Hosted.abort)
     check = Call(Engine.check)
+    prepare_image = Call(Engine.prepare_image)
     stats = Call(Engine.stats)
     clear_cache = Call(Engine.clear_cache)
     probe = Call(Engine.probe)

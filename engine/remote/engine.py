@@ -24,6 +24,7 @@ from engine.process.child import ChildProcess
 from engine.remote.calls import Calls
 from engine.remote.connection import Connection
 from engine.remote.wire import Call, P, R
+from engine.values.images import Detail, Image, PreparedImage
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import FinishReason, OutputEvent
 from engine.values.request import RefusalReason, Request
@@ -288,13 +289,26 @@ class RemoteEngine:
     async def check(self, request: Request) -> None:
         await self.connection.call(Calls.check, request)
 
+    async def prepare_image(self, source: str, folder: str, detail: Detail) -> PreparedImage:
+        number, result = self.connection.send(Calls.prepare_image, source, folder, detail)
+        try:
+            return await asyncio.wrap_future(result)
+        finally:
+            self.connection.cancel(number)
+
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: frozenset[CacheTier] = ALL_TIERS
     ) -> Cleared:
         return await self.connection.call(Calls.clear_cache, namespace_id, tiers)
 
-    async def probe(self, prompt: PackedTokens, cache_salt: str, adapter: str) -> Probed:
-        return await self.connection.call(Calls.probe, prompt, cache_salt, adapter)
+    async def probe(
+        self,
+        prompt: PackedTokens,
+        cache_salt: str,
+        adapter: str,
+        images: tuple[Image, ...] = (),
+    ) -> Probed:
+        return await self.connection.call(Calls.probe, prompt, cache_salt, adapter, images)
 
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
         return await self.connection.call(Calls.node, node_id, most_tokens)

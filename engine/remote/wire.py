@@ -15,7 +15,15 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter
 
-from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
+from engine.api import (
+    EngineStopped,
+    ImagesBusy,
+    InvalidImage,
+    InvalidRequest,
+    ModelError,
+    NoGrammars,
+    QueueFull,
+)
 from engine.process.sockets import framed
 from engine.values.output import OutputEvent
 from kvstore.disk.types import DiskError
@@ -25,6 +33,8 @@ CANCEL = "cancel"
 
 ERRORS: Mapping[type[Exception], tuple[str, ...]] = {
     EngineStopped: (),
+    ImagesBusy: ("retry_after_seconds",),
+    InvalidImage: (),
     InvalidRequest: ("param",),
     ModelError: (),
     NoGrammars: (),
@@ -52,7 +62,8 @@ class Call(Generic[P, R]):
 
     def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
         hints = get_type_hints(method)
-        self.result: TypeAdapter[R] = TypeAdapter(hints.pop("return"))
+        result: Any = hints.pop("return") | None  # a dataclass alone takes no config
+        self.result: TypeAdapter[R] = TypeAdapter(result, config=BYTES)
         arguments: Any = GenericAlias(tuple, tuple(hints.values()))
         self.arguments: TypeAdapter[tuple[Any, ...]] = TypeAdapter(arguments, config=BYTES)
         self.name = method.__name__

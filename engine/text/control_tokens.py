@@ -7,6 +7,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models
 
+from engine.values.model import RenderedChat
+
 _MARKS = [chr(code) for code in range(0xE0100, 0xE01F0)]
 """Variation selectors: they survive `strip`, JSON and `repr`, and no text has all of them."""
 
@@ -23,14 +25,20 @@ class ControlTokens:
     tokenizer that knows the stand-ins instead of the control tokens encodes the text. So the text
     is split where the template wrote a token and nowhere else, in one call of the tokenizer.
 
-    `replay` is the stand-in for an answer whose tokens are known already.
+    `replay` is the stand-in for an answer whose tokens are known already, `image` that for an image
+    in a message's text. The `placeholder` that a template writes for an image is a control token,
+    whatever its name.
 
     Safe in several threads: nothing changes after the constructor.
     """
 
-    def __init__(self, backend: Tokenizer) -> None:
+    def __init__(self, backend: Tokenizer, placeholder: int | None = None) -> None:
         added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
-        control = {token_id: token for token_id, token in added.items() if is_control(token)}
+        control = {
+            token_id: token
+            for token_id, token in added.items()
+            if is_control(token) or token_id == placeholder
+        }
         nonce = secrets.token_hex(8)  # no caller can write a stand-in
         replaced = {
             token_id: AddedToken(
@@ -43,9 +51,14 @@ class ControlTokens:
         }
         self._finder = _finder(backend, added.values())
         replay = AddedToken(f"{_EDGE}{nonce}.replay{_EDGE}", special=True, normalized=False)
-        self._encoder = _encoder(backend, [*{**added, **replaced}.values(), replay], nonce)
+        image = AddedToken(f"{_EDGE}{nonce}.image{_EDGE}", special=True, normalized=False)
+        self._encoder = _encoder(backend, [*{**added, **replaced}.values(), replay, image], nonce)
         self.replay = replay.content
+        self.image = image.content
         self._replay_id = self._encoder.token_to_id(self.replay)
+        self._image_ids = {self._encoder.token_to_id(self.image)}
+        if placeholder in replaced:
+            self._image_ids.add(self._encoder.token_to_id(replaced[placeholder].content))
         self._stand_ins: dict[int | None, AddedToken] = {
             self._finder.token_to_id(token.content): replaced[token_id]
             for token_id, token in control.items()
@@ -78,19 +91,47 @@ class ControlTokens:
 
         `replays` has the tokens for each occurrence of `replay`, in order.
         """
+        known = iter(replays)
+        return [
+            token_id
+            for own in self._own_ids(rendered, mark)
+            for token_id in (next(known) if own == self._replay_id else self._ids.get(own, (own,)))
+        ]
+
+    def encode_with_images(
+        self,
+        rendered: str,
+        mark: str,
+        replays: Iterable[Sequence[int]],
+        images: Sequence[Sequence[int]],
+    ) -> RenderedChat:
+        """Token ids as `encode` makes them, with the tokens of each image in its place. Raises
+        ValueError where the template has written another number of images.
+        """
+        own_ids = self._own_ids(rendered, mark)
+        n_written = sum(own in self._image_ids for own in own_ids)
+        if n_written != len(images):
+            raise ValueError(f"the chat template writes {n_written} of {len(images)} images")
+        known, waiting = iter(replays), iter(images)
+        tokens, positions = list[int](), list[int]()
+        for own in own_ids:
+            if own in self._image_ids:
+                positions.append(len(tokens))
+                tokens += next(waiting)
+            else:
+                tokens += next(known) if own == self._replay_id else self._ids.get(own, (own,))
+        return RenderedChat(tokens, positions)
+
+    def _own_ids(self, rendered: str, mark: str) -> list[int]:
+        """The ids of the tokenizer that knows stand-ins."""
         parts, end = [], 0
         for start, stop, stand_in in self._find(rendered):
             if mark not in rendered[start : max(stop, start + 2)]:
                 parts += [rendered[end:start], stand_in.content]
                 end = stop
         text = "".join([*parts, rendered[end:]]).replace(mark, "")
-        encoding = self._encoder.encode_batch_fast([text], add_special_tokens=False)[0]
-        known = iter(replays)
-        return [
-            token_id
-            for own in encoding.ids
-            for token_id in (next(known) if own == self._replay_id else self._ids.get(own, (own,)))
-        ]
+        ids: list[int] = self._encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
 
     def _find(self, text: str) -> Iterator[tuple[int, int, AddedToken]]:
         """The start and end, in characters, and the stand-in of each control token in the text."""

@@ -153,7 +153,9 @@ def _says(answer: str, message: TemplateMessage) -> bool:
 def _texts(message: TemplateMessage) -> list[str]:
     """The texts of a message's content, which is one string or a list of parts."""
     content = message.get("content") or ""
-    return [content] if isinstance(content, str) else [part["text"] for part in content]
+    if isinstance(content, str):
+        return [content]
+    return [part["text"] for part in content if "text" in part]
 
 
 def _has_reasoning(answer: str, placeholder: _Placeholder, replay: Replay) -> bool:

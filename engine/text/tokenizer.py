@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateError
@@ -13,7 +14,7 @@ from engine.text.byte_level import byte_level_bytes
 from engine.text.control_tokens import ControlTokens, new_mark
 from engine.text.replays import Outline
 from engine.text.templates import template_of
-from engine.values.model import NO_REPLAYS, ModelCard, Replay, TemplateKind
+from engine.values.model import NO_REPLAYS, ModelCard, RenderedChat, Replay, TemplateKind
 
 if TYPE_CHECKING:  # importing transformers takes a second
     from transformers import PreTrainedTokenizerBase
@@ -48,16 +49,23 @@ class CheckpointTokenizer:
     """
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", kind: TemplateKind, max_tokens: int
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        kind: TemplateKind,
+        max_tokens: int,
+        placeholder: int | None = None,
     ) -> None:
-        """Texts of more than `max_tokens` tokens are refused with PromptTooLong."""
+        """Texts of more than `max_tokens` tokens are refused with PromptTooLong. `placeholder` is
+        the token that the template writes for an image.
+        """
         self._backend = tokenizer.backend_tokenizer
         # transformers switches these on and off around its own calls, which is not thread-safe.
         self._backend.no_truncation()
         self._backend.no_padding()
         self._limit = PromptLimit(self._backend, max_tokens)
         self._template = template_of(tokenizer, kind)
-        self._control_tokens = ControlTokens(self._backend)
+        self._control_tokens = ControlTokens(self._backend, placeholder)
+        self.image_stand_in = self._control_tokens.image
         added = self._backend.get_added_tokens_decoder()
         self._added: dict[int, str] = {id: token.content for id, token in added.items()}
         self.added_tokens = {token.content: id for id, token in added.items()}
@@ -113,10 +121,33 @@ class CheckpointTokenizer:
         /,
         **template_arguments: object,
     ) -> list[int]:
+        with self._refusals():
+            return self._encode_conversation(list(messages), replays, template_arguments)
+
+    def render_with_images(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        images: Sequence[Sequence[int]],
+        replays: Mapping[int, Replay] = NO_REPLAYS,
+        /,
+        **template_arguments: object,
+    ) -> RenderedChat:
+        shown = list(messages)
+        with self._refusals():
+            strings = self._checked_strings(shown, template_arguments)
+            written = self._control_tokens.written_in(list(dict.fromkeys(strings)))
+            text, mark, replayed = self._rendered(
+                shown, replays, template_arguments, strings, written
+            )
+            return self._control_tokens.encode_with_images(text, mark, replayed, images)
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Raises ValueError for what a template raises, and where there is none."""
         if not self._template.source:
             raise ValueError("the model has no chat template; /v1/completions takes any prompt")
         try:
-            return self._encode_conversation(list(messages), replays, template_arguments)
+            yield
         except SecurityError as error:  # no other messages would help
             raise ValueError(f"the chat template does what no template may: {error}") from error
         except _REFUSALS as error:
@@ -128,17 +159,38 @@ class CheckpointTokenizer:
         replays: Mapping[int, Replay],
         arguments: Mapping[str, object],
     ) -> list[int]:
-        strings = list(_strings([messages, arguments]))
-        self._limit.check_characters(sum(map(len, strings)))
+        strings = self._checked_strings(messages, arguments)
         written = self._control_tokens.written_in(list(dict.fromkeys(strings)))
         if not written and not replays:
             return self._encode(self._render(messages, arguments), add_special_tokens=False)
+        text, mark, replayed = self._rendered(messages, replays, arguments, strings, written)
+        return self._control_tokens.encode(text, mark, replayed)
+
+    def _checked_strings(
+        self, messages: Sequence[Any], arguments: Mapping[str, object]
+    ) -> list[str]:
+        """All strings of the callers. Raises PromptTooLong."""
+        strings = list(_strings([messages, arguments]))
+        self._limit.check_characters(sum(map(len, strings)))
+        return strings
+
+    def _rendered(
+        self,
+        messages: Sequence[Any],
+        replays: Mapping[int, Replay],
+        arguments: Mapping[str, object],
+        strings: Sequence[str],
+        written: Sequence[str],
+    ) -> tuple[str, str, list[tuple[int, ...]]]:
+        """The rendered messages, with a mark in the control tokens that callers have `written`; the
+        mark; and the tokens of replayed answers.
+        """
         mark = new_mark(strings)
         marked = {text: self._control_tokens.marked(text, mark) for text in written}
         shown, arguments = _replaced(messages, marked), _replaced(arguments, marked)
         text = self._render(shown, arguments)
         text, replayed = self._with_stand_ins(text, shown, replays, arguments)
-        return self._control_tokens.encode(text, mark, replayed)
+        return text, mark, replayed
 
     def _with_stand_ins(
         self,
@@ -168,7 +220,10 @@ class CheckpointTokenizer:
 def open_tokenizer(card: ModelCard) -> CheckpointTokenizer:
     """The tokenizer of a model that another process has loaded, read from its checkpoint."""
     return CheckpointTokenizer(
-        pretrained_tokenizer(card.checkpoint), card.template, card.max_sequence_tokens
+        pretrained_tokenizer(card.checkpoint),
+        card.template,
+        card.max_sequence_tokens,
+        card.images.placeholder if card.images else None,
     )
 
 

@@ -4,10 +4,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from types import MappingProxyType
-from typing import Annotated, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 from annotated_types import Ge, Le
 
+from engine.values.images import ImageInput
 from engine.values.request import Pooling
 
 Temperature = Annotated[float, Ge(0), Le(2)]
@@ -196,6 +197,15 @@ class ModelCard:
             places=(Place.MODELS,),
         ),
     ] = ""
+    images: ImageInput | None = None  # None: it takes none
+    images_refused: Annotated[
+        str,
+        Fact(
+            "Why the model takes no images although its checkpoint has a vision tower; else empty.",
+            label="no images",
+            places=(Place.MODELS,),
+        ),
+    ] = ""
     slowdowns: tuple[str, ...] = ()
     """Reasons why steps are slower or reuse less than they could: sentences, each with a remedy."""
 
@@ -239,6 +249,15 @@ class Replay:
 
 
 NO_REPLAYS: Mapping[int, Replay] = MappingProxyType({})
+
+
+class RenderedChat(NamedTuple):
+    """A conversation with images as token ids. `positions` are those of the first token of each
+    image, in order.
+    """
+
+    tokens: list[int]
+    positions: list[int]
 
 
 class Tokenizer(Protocol):
@@ -304,5 +323,28 @@ class Tokenizer(Protocol):
         any other.
 
         Raises ValueError when the model has no template or the template refuses the messages.
+        """
+        ...
+
+    @property
+    def image_stand_in(self) -> str:
+        """The text that stands for an image in a message of `render_with_images`. No client can
+        write it: it differs from process to process.
+        """
+        ...
+
+    def render_with_images(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        images: Sequence[Sequence[int]],
+        replays: Mapping[int, Replay] = NO_REPLAYS,
+        /,
+        **template_arguments: object,
+    ) -> RenderedChat:
+        """Token ids of a conversation with images, as `apply_chat_template` makes them. In order,
+        the tokens in `images` take the place of each image: of the placeholders that the template
+        writes, and of each `image_stand_in` in the messages.
+
+        Raises ValueError also where the template writes another number of images.
         """
         ...

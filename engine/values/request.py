@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from engine.values.images import Image
 from engine.values.tokens import NO_TOKENS, PackedTokens
 
 
@@ -258,5 +259,6 @@ class Request:
     pooling: Pooling | None = None  # with max_tokens 0: a vector is made of the prompt
     shared_tokens: int | None = None  # of the prompt, that others begin with; None: cache all of it
     is_background: bool = False  # computed only while no request is live that is not
-    pin: bool = False  # with is_background and max_tokens 0: the prompt is not evicted from the cache afterwards
+    pin: bool = False  # with is_background and max_tokens 0: the prompt is not evicted afterwards
+    images: tuple[Image, ...] = ()  # of the prompt, in the order of their positions
     reports_progress: bool = False  # each chunk of the prompt that is computed has an event

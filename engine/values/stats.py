@@ -310,6 +310,16 @@ class DraftModelStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageStats:
+    """Images of prompts. The first two fields count since the start."""
+
+    encoded: int  # images that the vision tower has computed, not those whose KV was cached
+    reused: int  # requests that found an image's features, kept or being computed
+    feature_bytes: int  # of the features that are kept now
+    limit_bytes: int  # of all features
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Gauges, and counters since the start, read at one moment.
 
@@ -334,6 +344,7 @@ class EngineStats:
     decode: DecodeStats | None = None  # None: of an engine that computes nothing
     kv_events: KVEventStats | None = None  # None: they are not published
     draft_model: DraftModelStats | None = None  # None: there is none
+    images: ImageStats | None = None  # None: the model takes none
     sequences: SequenceCounts = field(default_factory=SequenceCounts)
 
 
@@ -381,6 +392,7 @@ class MachineReport:
     advice: str  # what to install for a faster BLAS; "" if nothing is
     mlx_version: str
     mlx_lm_version: str
+    images: str = ""  # the packages for images, or the command that installs them
     problem: str = ""  # why the model cannot be served here; "" when it can
     card: ModelCard | None = None  # as far as it is known before the weights are read
     memory: ModelMemory | None = None  # what the model will take

@@ -173,9 +173,15 @@ class TreeChanges:
         return replace(self.snapshot, nodes=tuple(nodes[each] for each in self.order))
 
 
+IMAGE = -1
+"""Stands for an image among the tokens of a node. It is no token's id."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeTokens:
-    """The number of tokens of a node, and the ids of as many of the first as were requested."""
+    """The number of tokens of a node, and the ids of as many of the first as were requested. An
+    image, or the part of it that the node has, has one id, IMAGE.
+    """
 
     id: int
     tokens: int

@@ -7,7 +7,7 @@ in use. It does not grow with the depth of the tree, and a tree that has not cha
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from time import thread_time
 
 from engine.core.namespace_ids import namespace_id
@@ -15,12 +15,13 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequence import LiveSequence
 from engine.core.statistics import saved_bytes
 from engine.values.stats import RecentHits, RequestInfo
-from engine.values.tree import HiddenRequests, NodeTokens, TreeArena, TreeCounters, TreeGroup
+from engine.values.tree import IMAGE, HiddenRequests, NodeTokens, TreeArena, TreeCounters, TreeGroup
 from kvstore.node import Node
 from kvstore.recurrent import RecurrentGroup
 from kvstore.sizes import StorageBytes
 from kvstore.slots import Group, GroupStats
 from kvstore.snapshot import EMPTY, AdoptionView, TreeView, adoption_views, tree_view
+from kvstore.tokens import CONTENT_ID
 from kvstore.tree import RadixTree
 from kvstore.types import BlockId
 from kvstore.window import WindowGroup
@@ -165,9 +166,13 @@ class SnapshotTaker:
         if node is None:
             self.take()
             node = self._shown_node(serial)
-        return (
-            None if node is None else NodeTokens(serial, node.n_tokens, node.token_ids(most_tokens))
+        if node is None:
+            return None
+        ids = (min(each, CONTENT_ID) for each in node.token_ids(most_tokens))
+        shown = (
+            (IMAGE,) if token_id == CONTENT_ID else tuple(run) for token_id, run in groupby(ids)
         )
+        return NodeTokens(serial, node.n_tokens, tuple(chain.from_iterable(shown)))
 
     def _shown_node(self, serial: int) -> Node | None:
         """The node of the tree with this serial, if the last copy has it."""

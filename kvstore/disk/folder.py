@@ -35,7 +35,7 @@ from kvstore.disk.types import DiskError
 
 logger = logging.getLogger(__name__)
 
-VERSION = "v3"
+VERSION = "v4"
 LOCK, WRITE_LOCK, FINGERPRINT, WRITTEN = "lock", "write.lock", "fingerprint", "written"
 MODEL = "model"
 FOLDERS = re.compile(r"(v\d+)-[0-9a-f]{32}(-\d+)?")

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from enum import StrEnum
+from itertools import groupby
 from typing import Annotated
 
 from anyio import to_thread
@@ -13,9 +14,11 @@ from starlette.responses import Response
 
 from engine.api import EngineStopped, ModelError
 from engine.launch import clear_unloaded
+from engine.values.model import Tokenizer
 from engine.values.settings import DiskCacheConfig
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
 from engine.values.tokens import pack
+from engine.values.tree import IMAGE, NodeTokens
 from server.admin.watch import EventStream, Watch, WatchDependency, event_stream
 from server.admin_schema import (
     CacheStatsResponse,
@@ -30,7 +33,7 @@ from server.dialects.job import json_response
 from server.dialects.responses.store import StoreDependency
 from server.dialects.tokens import PromptOrChat, prompt_tokens
 from server.errors import ApiError, InvalidField, not_loaded
-from server.generation.prompt import check_prompt
+from server.generation.prompt import ChatPrompt, check_prompt
 from server.generation.requests import ServedModel
 from server.models.model import LoadedModel, Model
 from server.record import RequestRecord
@@ -199,9 +202,10 @@ async def cache_stats(loaded: LoadedDependency) -> CacheStatsResponse:
 async def probe_cache(context: Context) -> ProbeResponse:
     """With `cache_namespace: key`, the namespace of the API key is probed."""
     async with context.prepared(PromptOrChat, _probed_prompt) as (model, (prompt, salt)):
-        probed = await model.engine.probe(pack(prompt), salt, model.adapter)
+        packed, images = pack(prompt.tokens), prompt.images
+        probed = await model.engine.probe(packed, salt, model.adapter, images)
     return ProbeResponse(
-        prompt_tokens=len(prompt),
+        prompt_tokens=len(prompt.tokens),
         cached_tokens=probed.cached_tokens,
         block_digests=list(probed.block_digests),
     )
@@ -209,10 +213,11 @@ async def probe_cache(context: Context) -> ProbeResponse:
 
 def _probed_prompt(
     body: PromptOrChat, model: ServedModel, record: RequestRecord
-) -> tuple[tuple[int, ...], str]:
-    """The prompt and its salt. Raises ApiError (400)."""
+) -> tuple[ChatPrompt, str]:
+    """The prompt and its salt. Raises ApiError (400), and UnpreparedImages."""
     prompt = prompt_tokens(body, model, record)
-    check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
+    param = "messages" if body.prompt is None else "prompt"
+    check_prompt(prompt.tokens, model.engine.card, param)
     return prompt, record.cache_salt(body.cache_salt)
 
 
@@ -291,7 +296,7 @@ async def cache_node(id: NodeId, loaded: LoadedDependency, service: ServiceDepen
         raise ApiError(404, f"There is no node {id} in the cache (any more).", code="no_such_node")
     text = None
     if shows_text:
-        text = await to_thread.run_sync(loaded.engine.tokenizer.decode, node.token_ids)
+        text = await to_thread.run_sync(_text_of, loaded.engine.tokenizer, node)
     return NodeText(id=id, tokens=node.tokens, text=text)
 
 
@@ -307,6 +312,12 @@ async def cache_beginnings(
     loaded = service.models.loaded(model)
     nodes = [await loaded.engine.node(each, BEGINNING_TOKENS) for each in ids]
     found = [node for node in nodes if node is not None]
-    decode = loaded.engine.tokenizer.decode
-    texts = await to_thread.run_sync(lambda: {node.id: decode(node.token_ids) for node in found})
+    tokenizer = loaded.engine.tokenizer
+    texts = await to_thread.run_sync(lambda: {node.id: _text_of(tokenizer, node) for node in found})
     return Beginnings(shows_text=True, beginnings=texts)
+
+
+def _text_of(tokenizer: Tokenizer, node: NodeTokens) -> str:
+    """The text of a node, with a word in place of each image."""
+    runs = groupby(node.token_ids, IMAGE.__eq__)
+    return "".join("[image]" if is_image else tokenizer.decode([*ids]) for is_image, ids in runs)

@@ -121,6 +121,7 @@ class Model(BaseModel):
     tasks: list[Task] | None
     tools: bool | None  # whether it writes tool calls; null while it is not loaded
     tool_format: str | None  # the format of its calls; null without, or while it is not loaded
+    images: bool | None  # whether it takes images in prompts; null before its first load
     template_traits: TemplateTraits | None  # null without one, or while it is not loaded
 
     type: Literal["model"]
@@ -194,6 +195,7 @@ def _model(service: Service, name: str, model: RegisteredModel) -> Model:
         tasks=list(card.tasks) if card else None,
         tools=tools is not None if planner else None,
         tool_format=tools.name if tools else None,
+        images=card.images is not None if card else None,
         template_traits=served.prompts.traits if served and has_template else None,
         type="model",
         display_name=name,

@@ -106,7 +106,7 @@ def messages_error(error: ApiError, request_id: str) -> MessagesError:
 
 def _message(error: ApiError) -> str:
     if isinstance(error, ContextTooLong):  # these words make Claude Code compact
-        return f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
+        return f"prompt is too long: {error.tokens} tokens > {error.limit} maximum{error.of_images}"
     return error.message(MESSAGES_FIELDS.get(error.param or "", error.param))
 
 

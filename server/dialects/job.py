@@ -24,6 +24,7 @@ from server.dialects.error_shapes import error_event
 from server.errors import ApiError, to_api_error
 from server.fairness import Reservation
 from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
+from server.generation.images import UnpreparedImages
 from server.generation.plan import AnswerPlan, grammar_bytes
 from server.generation.progress import ProgressBody, PromptProgress
 from server.generation.requests import ServedModel
@@ -216,12 +217,15 @@ async def respond_with(
     http, service = context.http, context.service
     async with client_waiting(http.receive):
         model = await body.find(name)
+        made: Job | bytes | None = None
         if keep_alive is None or model.is_ready:
-            made = await make(await body.hold(name))
-            if isinstance(made, bytes):
-                return json_response(made)
-            if keep_alive is None:
-                return json_response(await whole(made, context))
+            made = await _made_at_once(body, make, name, is_streamed=keep_alive is not None)
+        if isinstance(made, bytes):
+            return json_response(made)
+        if keep_alive is None:
+            assert made is not None, "only a stream waits for its images"
+            return json_response(await whole(made, context))
+        if made is not None:
             fill = partial(write_stream, job=made, context=context)
         else:
             fill = partial(_load_and_write, body, context, make, name)
@@ -232,6 +236,22 @@ async def respond_with(
         keep_alive=keep_alive.part,
         failure=partial(error_event, http.scope),
     )
+
+
+async def _made_at_once(
+    body: ArrivedBody[Any], make: MakeJob, name: str | None, *, is_streamed: bool
+) -> Job | bytes | None:
+    """What `make` makes. None for a stream that has to wait for its images: it gets keep-alives
+    meanwhile.
+    """
+    model = await body.hold(name)
+    body.postpones_images = is_streamed
+    try:
+        return await make(model)
+    except UnpreparedImages:
+        return None
+    finally:
+        body.postpones_images = False
 
 
 async def _load_and_write(

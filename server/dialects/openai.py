@@ -21,6 +21,7 @@ from typing_extensions import TypedDict
 from engine.values.output import FinishReason
 from server.dialects.error_shapes import openai_error
 from server.dialects.files import FileFields
+from server.dialects.image_fields import ImageUrlPart
 from server.dialects.job import StreamWriter, wire_json
 from server.dialects.openai_tools import (
     AllowedToolChoice,
@@ -45,11 +46,14 @@ from server.generation.conversation import (
     MAX_PARTS,
     ROLES,
     Conversation,
+    ImagePart,
+    Part,
     Text,
     check_choice,
     check_continued,
     check_messages,
     check_tools,
+    placed_images,
     texts,
 )
 from server.generation.foreign_fields import Unsupported
@@ -63,7 +67,7 @@ from server.json_model import NULL, ByType, ReadAs, RequestModel, any_of, presen
 
 
 class TextPart(RequestModel):
-    """One part of a message's content. Text is the only kind that is served, and files of text."""
+    """One part of a message's content: text, where its type is that of no other part."""
 
     type: str = Field(json_schema_extra={"const": "text"})
     text: str
@@ -72,7 +76,7 @@ class TextPart(RequestModel):
     @classmethod
     def _text_alone(cls, kind: str) -> str:
         if kind != "text":
-            message = "parts of type '{kind}' are not supported, only 'text'"
+            message = "parts of type '{kind}' are not supported, only 'text' and images"
             raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
         return kind
 
@@ -107,7 +111,15 @@ _TextParts = Annotated[
     list[Annotated[Text, ReadAs(Annotated[TextPart | FilePart, ByType(TextPart)])]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
-Content = Annotated[_TextParts, BeforeValidator(as_parts, json_schema_input_type=str | _TextParts)]
+TextContent = Annotated[
+    _TextParts, BeforeValidator(as_parts, json_schema_input_type=str | _TextParts)
+]
+
+_Parts = Annotated[
+    list[Annotated[Part, ReadAs(Annotated[TextPart | FilePart | ImageUrlPart, ByType(TextPart)])]],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+]
+Content = Annotated[_Parts, BeforeValidator(as_parts, json_schema_input_type=str | _Parts)]
 
 
 NEEDS_NO_CONTENT = ("assistant", "tool", "function")
@@ -169,11 +181,16 @@ class Message(RequestModel):
         if not given and older is not None:
             given = [ToolCall(FUNCTION_CALL_ID, older.name, older.arguments)]
         foreign = [call for call in given if isinstance(call, ForeignCall)]
-        parts, notes = tuple(self.content or ()), [call.note for call in foreign if call.note]
+        notes = [call.note for call in foreign if call.note]
+        parts: tuple[Part, ...] = tuple(self.content or ())
         answered = FUNCTION_CALL_ID if self.role == "function" else None
+        if notes:
+            images = [part for part in parts if isinstance(part, ImagePart)]
+            said = [part.text for part in parts if isinstance(part, Text)]
+            parts = (*texts(joined([*said, *notes])), *images)
         message = conversation.Message(
             role=ROLES[self.role],
-            parts=texts(joined([*(part.text for part in parts), *notes])) if notes else parts,
+            parts=parts,
             reasoning=self.reasoning_content or self.reasoning or "",
             calls=tuple(call for call in given if isinstance(call, ToolCall)),
             answered_call=self.tool_call_id or answered,
@@ -198,8 +215,8 @@ def chat_history(turns: Iterable[ChatTurn]) -> list[conversation.Message]:
     of such a call.
     """
     messages, kinds = list[conversation.Message](), dict[str, str]()
-    for turn in turns:
-        message = turn.message
+    for index, turn in enumerate(turns):
+        message = placed_images(turn.message, f"messages[{index}].content")
         kinds |= {call.id: call.kind for call in turn.foreign if call.id}
         for call in message.calls:
             kinds.pop(call.id, None)
@@ -207,7 +224,8 @@ def chat_history(turns: Iterable[ChatTurn]) -> list[conversation.Message]:
         if kind is None:
             messages.append(message)
         elif (note := foreign_note(f"{kind} result", {"text": message.text})) is not None:
-            messages.append(conversation.Message(role="user", parts=texts(note)))
+            parts = (*texts(note), *message.images)
+            messages.append(conversation.Message(role="user", parts=parts))
     return messages
 
 

@@ -21,7 +21,8 @@ from server.dialects.openai import (
 )
 from server.dialects.openai_logprobs import token_text
 from server.errors import UNSUPPORTED, not_loaded
-from server.generation.prompt import check_token_ids
+from server.generation.images import with_images
+from server.generation.prompt import ChatPrompt, check_token_ids
 from server.generation.request_fields import (
     Prompt,
     TokenId,
@@ -64,15 +65,16 @@ def prompt_tokens(
     record: RequestRecord,
     *,
     add_special_tokens: bool = True,
-) -> tuple[int, ...]:
+) -> ChatPrompt:
     """The prompt of either kind of completion. `add_special_tokens` applies to plain text.
 
-    Raises ApiError (400) for one that the model cannot take.
+    Raises ApiError (400) for one that the model cannot take, and UnpreparedImages.
     """
     if body.prompt is None:
         salt = record.cache_salt(body.cache_salt)
-        return model.prompts.chat(body.conversation, model.replays, salt)
-    return model.prompts.text(body.prompt, add_special_tokens=add_special_tokens)
+        conversation = with_images(body.conversation, model.engine, record)
+        return model.prompts.chat(conversation, model.replays, salt)
+    return ChatPrompt(model.prompts.text(body.prompt, add_special_tokens=add_special_tokens))
 
 
 TokenIds = Annotated[
@@ -132,7 +134,7 @@ router = Endpoints()
 @router.direct("/tokenize", body=TokenizeRequest, answer=TokenizeResponse)
 def tokenize(body: TokenizeRequest, model: ServedModel, record: RequestRecord) -> TokenizeResponse:
     with_special = body.add_special_tokens is not False
-    tokens = prompt_tokens(body, model, record, add_special_tokens=with_special)
+    tokens, _ = prompt_tokens(body, model, record, add_special_tokens=with_special)
     card, tokenizer = model.engine.card, model.engine.tokenizer
     check_token_ids(tokens, card, "prompt")
     texts = None

@@ -1,10 +1,11 @@
 """A conversation, and how it is to be answered. Every dialect reads its bodies into these."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Literal, TypeAlias
 
+from engine.values.images import Detail, PreparedImage
 from server.errors import InvalidField
 from server.generation.request_fields import SampledRequest, Structure
 from server.generation.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
@@ -12,6 +13,7 @@ from server.json_size import check_json_size
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000
+MAX_IMAGES = 20
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -34,8 +36,48 @@ class Text:
     text: str
 
 
-Part: TypeAlias = Text
-"""A part of a message's content. Text is the only kind that is served."""
+@dataclass(frozen=True, slots=True)
+class ImageData:
+    """The image's bytes as a `data:` URL or in base64; or, where the body had many of them, a
+    reference to the file in which they are.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImageUrl:
+    """Where the image is."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """An image of an earlier request, by the digest of its bytes."""
+
+    digest: bytes
+
+
+ImageSource: TypeAlias = ImageData | ImageUrl | StoredImage
+"""Where the bytes of an image come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """A part of a message that is an image. `place` is where the body has it, for errors.
+    `original`, the digest of its bytes, and `prepared` are there when it is known by them.
+    """
+
+    source: ImageSource
+    detail: Detail = Detail.FULL
+    place: str = ""
+    original: bytes = b""
+    prepared: PreparedImage | None = None
+
+
+Part: TypeAlias = Text | ImagePart
+"""A part of a message's content."""
 
 
 def texts(*given: str) -> tuple[Part, ...]:
@@ -59,8 +101,26 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The text of its parts."""
-        return "\n".join(part.text for part in self.parts)
+        """The text of those of its parts that are text."""
+        return "\n".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def images(self) -> Sequence[ImagePart]:
+        """Those of its parts that are images."""
+        return [part for part in self.parts if isinstance(part, ImagePart)]
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What tells it from other messages when a client sends it back: role, text and calls, and
+        images with their places among the parts. White space around the text does not count.
+        """
+        calls = [f"{call.id} {call.name}" for call in self.calls]
+        images = [
+            (at, part.original.hex(), part.detail.value)
+            for at, part in enumerate(self.parts)
+            if isinstance(part, ImagePart)
+        ]
+        return (self.role, self.text.strip(), calls, *images)
 
     @property
     def is_about_calls(self) -> bool:
@@ -71,6 +131,17 @@ class Message:
     def is_prefill(self) -> bool:
         """Whether it is the beginning of an answer, which the model can continue."""
         return self.role == "assistant" and bool(self.parts) and not self.calls
+
+
+def placed_images(message: Message, place: str) -> Message:
+    """The message, whose images have their places among the parts in the field `place`."""
+    if not message.images:
+        return message
+    parts = [
+        replace(part, place=f"{place}[{index}]") if isinstance(part, ImagePart) else part
+        for index, part in enumerate(message.parts)
+    ]
+    return replace(message, parts=parts)
 
 
 def check_messages(messages: Sequence[Message], field: str) -> None:
@@ -84,6 +155,8 @@ def check_messages(messages: Sequence[Message], field: str) -> None:
         raise InvalidField(field, "there is nothing to answer")
     if len(messages) > MAX_MESSAGES:
         raise InvalidField(field, f"at most {MAX_MESSAGES} turns")
+    if sum(len(message.images) for message in messages) > MAX_IMAGES:
+        raise InvalidField(field, f"at most {MAX_IMAGES} images")
     if any(len(message.calls) > MAX_TOOLS for message in messages):
         raise InvalidField(field, f"at most {MAX_TOOLS} calls in one turn")
     arguments = [call.arguments for message in messages for call in message.calls]
@@ -124,15 +197,14 @@ def check_continued(messages: Sequence[Message], field: str) -> None:
 def digests(messages: Iterable[Message]) -> Iterator[bytes]:
     """For each message a digest of those before it; then the digest of all.
 
-    It has what a client sends back as it was: the texts and the calls of users, tools and
+    It has what a client sends back as it was: the texts, images and calls of users, tools and
     assistants. Instructions, which some clients write anew for each turn, are left out.
     """
     found = blake2b(digest_size=16)
     for message in messages:
         yield found.digest()
         if message.role != "system":
-            calls = [f"{call.id} {call.name}" for call in message.calls]
-            found.update(repr((message.role, message.text.strip(), calls)).encode())
+            found.update(repr(message.identity).encode())
     yield found.digest()
 
 
@@ -162,6 +234,11 @@ class Conversation:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     cache_salt: str = ""
+
+    @property
+    def images(self) -> Sequence[ImagePart]:
+        """The images of its messages, in their order."""
+        return [part for message in self.messages for part in message.images]
 
     @property
     def known_tools(self) -> Sequence[Tool]:

@@ -334,7 +334,7 @@ class _Prompts:
             continue_final_message=True,
             cache_salt=self.given.cache_salt,
         )
-        return prompts.chat(conversation, self.model.replays, salt, param)
+        return prompts.chat(conversation, self.model.replays, salt, param).tokens
 
 
 def _with_question(messages: Sequence[Message], question: str) -> list[Message]:
@@ -342,6 +342,7 @@ def _with_question(messages: Sequence[Message], question: str) -> list[Message]:
     if not messages or messages[-1].role != "user":
         return [*messages, Message(role="user", parts=texts(question))]
     *before, last = messages
-    parts = list(last.parts)
-    own = Text(f"{parts.pop().text}\n\n{question}") if parts else Text(question)
-    return [*before, replace(last, parts=(*parts, own))]
+    *parts, end = last.parts or (Text(""),)
+    if isinstance(end, Text) and end.text:
+        return [*before, replace(last, parts=(*parts, Text(f"{end.text}\n\n{question}")))]
+    return [*before, replace(last, parts=(*last.parts, Text(question)))]

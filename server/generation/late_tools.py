@@ -217,8 +217,7 @@ def _digests(messages: Sequence[Message]) -> Iterator[bytes]:
     found = blake2b(digest_size=16)
     yield found.digest()
     for message in messages:
-        calls = [f"{call.id} {call.name}" for call in message.calls]
-        found.update(repr((message.role, message.text.strip(), calls)).encode())
+        found.update(repr(message.identity).encode())
         yield found.digest()
 
 

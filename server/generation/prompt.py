@@ -6,9 +6,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.api import PromptTooLong
+from engine.values.images import Image
 from engine.values.model import ModelCard, Replay, Tokenizer
 from server.errors import ApiError, ContextTooLong, InvalidField
 from server.generation.conversation import Conversation, Message, digests
@@ -26,11 +27,12 @@ from server.generation.plan import AnswerPlanner
 from server.generation.request_fields import Prompt
 from server.generation.template import (
     TemplateTraits,
-    content_as_parts,
+    content_in_form,
     declared_tools,
     in_place,
     template_messages,
     traits_of,
+    with_user_images,
 )
 from server.parsing.formats.json_calls import GENERIC
 
@@ -92,6 +94,26 @@ def _parsed(arguments: str) -> object:
         return arguments
 
 
+class ChatPrompt(NamedTuple):
+    """The tokens of a conversation, and the images that some of them stand for."""
+
+    tokens: tuple[int, ...]
+    images: tuple[Image, ...] = ()
+
+    @property
+    def image_tokens(self) -> int:
+        """How many of the tokens stand for images."""
+        return sum(image.n_tokens for image in self.images)
+
+
+class _Rendering(NamedTuple):
+    """The arguments of a chat template."""
+
+    messages: Sequence[Mapping[str, object]]
+    replays: Mapping[int, Replay]
+    arguments: Mapping[str, Any]
+
+
 class PromptEncoder:
     """Turns what clients send into token ids."""
 
@@ -99,7 +121,8 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._planner = planner
         self._card = card
-        self.traits = traits_of(tokenizer)
+        self._image_text = tokenizer.image_stand_in if card.images is not None else ""
+        self.traits = traits_of(tokenizer, takes_images=card.images is not None)
         """What the model's chat template takes."""
         self.efforts = Efforts(tokenizer.chat_template)
         self._describe = lru_cache(KEPT_DESCRIPTIONS)(partial(description, tokenizer, self.traits))
@@ -110,36 +133,58 @@ class PromptEncoder:
         replays: Replays,
         cache_salt: str,
         param: str = "messages",
-    ) -> tuple[int, ...]:
+    ) -> ChatPrompt:
         """The conversation, which is in the field `param`, ready for the assistant's turn, with the
-        tokens of answers that this server wrote under the same `cache_salt`.
+        tokens of answers that this server wrote under the same `cache_salt`. Its images are
+        prepared.
 
         Raises ApiError (400) with the template's words when it refuses the messages, and when they
         have more tokens than a sequence may have.
         """
+        images = conversation.images
+        prepared = [part.prepared for part in images if part.prepared is not None]
+        assert len(prepared) == len(images), "images are prepared before their prompt is made"
+        positions = list[int]()
+
+        def encode() -> Sequence[int]:
+            messages, known, arguments = self._rendering(conversation, replays, cache_salt)
+            if not prepared:
+                return self._tokenizer.apply_chat_template(messages, known, **arguments)
+            if self.traits.images == "none":
+                raise ValueError("the chat template renders no images")
+            shown = [image.tokens for image in prepared]
+            rendered = self._tokenizer.render_with_images(messages, shown, known, **arguments)
+            positions[:] = rendered.positions
+            return rendered.tokens
+
+        image_tokens = sum(image.image.n_tokens for image in prepared)
+        tokens = bounded(encode, self._card, param, image_tokens)
+        placed = zip(prepared, positions, strict=True)
+        return ChatPrompt(tokens, tuple(image.at(position) for image, position in placed))
+
+    def _rendering(
+        self, conversation: Conversation, replays: Replays, cache_salt: str
+    ) -> "_Rendering":
+        """What the template is given."""
         given = conversation.messages
-
-        def encode() -> list[int]:
-            tools, told = self._placed(conversation, replays.tool_places, cache_salt)
-            is_about_tools = bool(tools) or any(message.is_about_calls for message in given)
-            is_generic = self._planner.tools is GENERIC and is_about_tools
-            traits = replace(self.traits, system="system") if is_generic else self.traits
-            messages = in_place(told, traits)
-            before = [
-                digest
-                for message, digest in zip(given, digests(given), strict=False)
-                if message.calls
-            ]
-            known = found_replays(replays, messages, cache_salt, before)
-            arguments = template_arguments(conversation, self.efforts)
-            if is_generic:  # whose system turn has the tools, whatever its role
-                return self._with_generic_tools(messages, tools, known, arguments)
-            if tools:
-                arguments["tools"] = declared_tools(map(read, tools), self.traits)
-            shown = template_messages(messages, self.traits)
-            return self._tokenizer.apply_chat_template(shown, known, **arguments)
-
-        return bounded(encode, self._card, param)
+        tools, told = self._placed(conversation, replays.tool_places, cache_salt)
+        is_about_tools = bool(tools) or any(message.is_about_calls for message in given)
+        is_generic = self._planner.tools is GENERIC and is_about_tools
+        traits = replace(self.traits, system="system") if is_generic else self.traits
+        if traits.result_images == "user" and not is_generic:
+            told = with_user_images(told)
+        messages = in_place(told, traits)
+        before = [
+            digest for message, digest in zip(given, digests(given), strict=False) if message.calls
+        ]
+        known = found_replays(replays, messages, cache_salt, before)
+        arguments = template_arguments(conversation, self.efforts)
+        if is_generic:  # whose system turn has the tools, whatever its role
+            return self._with_generic_tools(messages, tools, known, arguments)
+        if tools:
+            arguments["tools"] = declared_tools(map(read, tools), self.traits)
+        shown = template_messages(messages, self.traits, self._image_text)
+        return _Rendering(shown, known, arguments)
 
     def _placed(
         self, conversation: Conversation, places: ToolPlaces, cache_salt: str
@@ -160,16 +205,15 @@ class PromptEncoder:
         tools: Sequence[Declaration],
         replays: Mapping[int, Replay],
         arguments: Mapping[str, Any],
-    ) -> list[int]:
+    ) -> "_Rendering":
         """The conversation for a template that has no tools. `replays` are by message."""
-        declared = declared_tools(map(read, tools), TemplateTraits())
-        shown = template_messages(messages, TemplateTraits())
+        strings, text = TemplateTraits(images="text"), self._image_text
+        declared = declared_tools(map(read, tools), strings)
+        shown = template_messages(messages, strings, text)
         plain = plain_conversation(shown, declared, self.traits.system)
         known = {plain.places[index]: replay for index, replay in replays.items()}
-        rendered = plain.messages
-        if self.traits.content == "parts":
-            rendered = [content_as_parts(message) for message in rendered]
-        return self._tokenizer.apply_chat_template(rendered, known, **arguments)
+        rendered = [content_in_form(message, self.traits, text) for message in plain.messages]
+        return _Rendering(rendered, known, arguments)
 
     def text(
         self, prompt: Prompt, *, add_special_tokens: bool = True, param: str = "prompt"
@@ -214,9 +258,11 @@ class PromptEncoder:
         return tuple(dict.fromkeys(encoded))
 
 
-def bounded(encode: Callable[[], Sequence[int]], card: ModelCard, param: str) -> tuple[int, ...]:
-    """The tokens of the field `param`, which `encode` makes. Raises ApiError
-    (400) where they are more than a sequence may have, or none can be made.
+def bounded(
+    encode: Callable[[], Sequence[int]], card: ModelCard, param: str, image_tokens: int = 0
+) -> tuple[int, ...]:
+    """The tokens of the field `param`, which `encode` makes; `image_tokens` of them are of images.
+    Raises ApiError (400) where they are more than a sequence may have, or none can be made.
     """
     try:
         tokens = tuple(encode())
@@ -225,7 +271,7 @@ def bounded(encode: Callable[[], Sequence[int]], card: ModelCard, param: str) ->
     except ValueError as error:
         raise InvalidField(param, f"cannot be turned into a prompt: {error}") from error
     if len(tokens) > card.max_sequence_tokens:
-        raise too_long(str(len(tokens)), card, param)
+        raise too_long(str(len(tokens)), card, param, image_tokens)
     return tokens
 
 
@@ -248,9 +294,9 @@ def check_token_ids(tokens: Sequence[int], card: ModelCard, param: str) -> None:
         raise InvalidField(param, f"token ids must be within 0 and {card.vocab_size - 1}")
 
 
-def too_long(tokens: str, card: ModelCard, param: str) -> ApiError:
-    """The prompt is too long."""
+def too_long(tokens: str, card: ModelCard, param: str, image_tokens: int = 0) -> ApiError:
+    """The prompt is too long. `image_tokens` of its tokens are of images."""
     limit, whose = min(
         (card.max_context_tokens, ""), (card.arena_tokens, ", all that the KV cache holds")
     )
-    return ContextTooLong(tokens, limit, whose, param)
+    return ContextTooLong(tokens, limit, whose, param, image_tokens)

@@ -11,6 +11,7 @@ from engine.values.tokens import pack
 from server.errors import UNSUPPORTED, ApiError, InvalidField
 from server.generation.conversation import Chat
 from server.generation.history import CommonPrefixTracker, Replays
+from server.generation.images import with_images
 from server.generation.plan import AnswerPlan, AnswerPlanner
 from server.generation.prompt import (
     PromptEncoder,
@@ -169,11 +170,14 @@ def prepare_chat(
 ) -> tuple[Request, AnswerPlan]:
     """The engine's request, and the plan for parsing its answers.
 
-    Raises ApiError (400) for what the model cannot serve.
+    Raises ApiError (400) for what the model cannot serve, and UnpreparedImages.
     """
     check_task(model, Task.GENERATE)
+    if chat.conversation.images:
+        shown = with_images(chat.conversation, model.engine, record)
+        chat = replace(chat, conversation=shown)
     salt = record.cache_salt(chat.conversation.cache_salt)
-    prompt = model.prompts.chat(chat.conversation, model.replays, salt)
+    prompt, images = encoded = model.prompts.chat(chat.conversation, model.replays, salt)
     prediction = tuple[int, ...]()
     if chat.prediction:  # as the model would write it, in the midst of its turn
         prediction = model.prompts.text(
@@ -181,7 +185,7 @@ def prepare_chat(
         )
     card = model.engine.card
     check_token_ids(prediction, card, "prediction")
-    max_tokens = _max_tokens(chat.max_tokens, prompt, card, "messages")
+    max_tokens = _max_tokens(chat.max_tokens, prompt, card, "messages", encoded.image_tokens)
     plan = model.planner.plan(_with_budget(chat, model, max_tokens), prompt)
     check_prompt(prompt, card, "messages")
     has_stops = chat.sampling.stop or chat.sampling.stop_token_ids
@@ -193,6 +197,7 @@ def prepare_chat(
         record,
         id=record.id,
         prompt=pack(prompt),
+        images=images,
         max_tokens=max_tokens,
         n=chat.n,
         prediction=pack(prediction),
@@ -285,11 +290,17 @@ def _end(prompt: tuple[int, ...]) -> tuple[int, ...]:
     return prompt[-TEXT_BEFORE_TOKENS:]
 
 
-def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, param: str) -> int:
+def _max_tokens(
+    asked: int | None,
+    prompt: tuple[int, ...],
+    card: ModelCard,
+    param: str,
+    image_tokens: int = 0,
+) -> int:
     """The requested number, at most the rest of the context, which is the default."""
     left_tokens = card.max_sequence_tokens - len(prompt)
     if left_tokens < 0 or (left_tokens == 0 and asked != 0):
-        raise too_long(str(len(prompt)), card, param)
+        raise too_long(str(len(prompt)), card, param, image_tokens)
     return left_tokens if asked in {None, NO_LIMIT} else min(asked, left_tokens)
 
 

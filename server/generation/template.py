@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from engine.api import PromptTooLong
 from engine.values.model import Tokenizer
-from server.generation.conversation import Message, Part, Role, texts
+from server.generation.conversation import ImageData, ImagePart, Message, Part, Role, Text, texts
 from server.generation.generic_tools import SystemRole
 from server.generation.tools import UNREADABLE, ToolCall, arguments_object
 
@@ -33,6 +33,9 @@ class TemplateTraits:
     - `arguments`: the form of a call's arguments; `text` is JSON.
     - `call_ids`: the form of calls' ids; `nine` are nine letters and digits.
     - `tools`: whether a function without description and parameters is `completed` with empty ones.
+    - `images`: the form of an image: a part of type `image` or `image_url`, or the tokenizer's
+      stand-in for one in a message's string; `none` where the template renders no image.
+    - `result_images`: the role of the message that has the images of tool results.
     """
 
     content: Literal["text", "parts"] = "text"
@@ -45,6 +48,8 @@ class TemplateTraits:
     arguments: Literal["object", "text"] = "object"
     call_ids: Literal["any", "nine"] = "any"
     tools: Literal["declared", "completed"] = "declared"
+    images: Literal["none", "image", "image_url", "text"] = "none"
+    result_images: Literal["tool", "user"] = "tool"
 
 
 def in_place(messages: Sequence[Message], traits: TemplateTraits) -> list[Message]:
@@ -79,7 +84,7 @@ def _joined(messages: Sequence[Message], traits: TemplateTraits) -> list[Message
         if kind == "system" and has_begun and traits.late_system == "user":
             said, kind = _reminder(message), "reminder"
         elif kind == "system" and not has_begun and traits.system == "user":
-            said = replace(message, role="user", parts=texts(f"{message.text}\n"))
+            said = _reworded(message, f"{message.text}\n")
             kind = "head"
         is_in_place_of_result = last == "assistant" and kind in {"user", "reminder"}
         if is_in_place_of_result and traits.after_results == "tool":
@@ -112,8 +117,12 @@ def _kind(message: Message) -> str:
 
 
 def _reminder(message: Message) -> Message:
-    reminder = f"<system-reminder>\n{message.text}\n</system-reminder>"
-    return replace(message, role="user", parts=texts(reminder))
+    return _reworded(message, f"<system-reminder>\n{message.text}\n</system-reminder>")
+
+
+def _reworded(message: Message, text: str) -> Message:
+    """A system message as a user's with another text. Its images follow the text."""
+    return replace(message, role="user", parts=(*texts(text), *message.images))
 
 
 def _with_user(messages: list[Message], traits: TemplateTraits) -> list[Message]:
@@ -137,27 +146,47 @@ def _preamble_in_place(message: Message, traits: TemplateTraits) -> Message:
     is_preamble = message.calls and message.reasoning and message.text
     if not is_preamble or traits.preambles == "content":
         return message
-    return replace(message, parts=(), reasoning=f"{message.reasoning}\n\n{message.text}")
+    thoughts = f"{message.reasoning}\n\n{message.text}"
+    return replace(message, parts=message.images, reasoning=thoughts)
+
+
+def with_user_images(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the images of tool results in a user's message after the results."""
+    placed, waiting = list[Message](), list[Part]()
+    for message in messages:
+        if message.role != "tool" and waiting:
+            placed.append(Message(role="user", parts=waiting))
+            waiting = []
+        if message.role == "tool" and message.images:
+            waiting += message.images
+            said = [part for part in message.parts if isinstance(part, Text)]
+            message = replace(message, parts=said or texts(""))  # noqa: PLW2901
+        placed.append(message)
+    return [*placed, Message(role="user", parts=waiting)] if waiting else placed
 
 
 def template_messages(
-    messages: Sequence[Message], traits: TemplateTraits
+    messages: Sequence[Message], traits: TemplateTraits, image_text: str = ""
 ) -> list[Mapping[str, object]]:
-    """The messages for the template. Tool results get the names of their functions."""
+    """The messages for the template. Tool results get the names of their functions. `image_text`
+    stands for an image in a string.
+    """
     names: dict[str, str] = {}
     ids = _CallIds(traits)
-    rendered = []
+    rendered = list[Mapping[str, object]]()
     for message in messages:
         for call in message.calls:
             names[call.id] = call.name
-        rendered.append(_template_message(message, names, ids, traits))
+        fields = _template_message(message, names, ids, traits)
+        rendered.append(fields | {"content": _content(message, traits, image_text)})
     return rendered
 
 
 def _template_message(
     message: Message, names: Mapping[str, str], ids: "_CallIds", traits: TemplateTraits
-) -> Mapping[str, object]:
-    fields: dict[str, object] = {"role": message.role, "content": _content(message, traits)}
+) -> dict[str, object]:
+    """The message's fields but for its content."""
+    fields: dict[str, object] = {"role": message.role, "content": ""}
     name = message.name or names.get(message.answered_call or "")
     if name:
         fields["name"] = name
@@ -178,10 +207,29 @@ def _template_message(
     return fields
 
 
-def _content(message: Message, traits: TemplateTraits) -> object:
-    if traits.content == "text":
+def _content(message: Message, traits: TemplateTraits, image_text: str) -> object:
+    has_images = bool(message.images)
+    if has_images and traits.images == "text":
+        return "\n".join(
+            part.text if isinstance(part, Text) else image_text for part in message.parts
+        )
+    if traits.content == "text" and not has_images:
         return message.text
-    return [{"type": "text", "text": part.text} for part in message.parts]
+    return [
+        _text_part(part.text) if isinstance(part, Text) else _image_part(traits)
+        for part in message.parts
+    ]
+
+
+def _text_part(text: str) -> Mapping[str, object]:
+    return {"type": "text", "text": text}
+
+
+def _image_part(traits: TemplateTraits) -> Mapping[str, object]:
+    """An image as the template takes it. What the image shows is not for the template."""
+    if traits.images == "image_url":
+        return {"type": "image_url", "image_url": {"url": ""}}
+    return {"type": "image"}
 
 
 def _arguments(call: ToolCall, traits: TemplateTraits) -> object:
@@ -253,9 +301,22 @@ def _completed(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"description": "", **function, "parameters": parameters}
 
 
-def content_as_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The template's message with its one string of content as a list of one part."""
-    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+def content_in_form(
+    message: Mapping[str, Any], traits: TemplateTraits, image_text: str
+) -> Mapping[str, Any]:
+    """The template's message, whose content is one string with `image_text` in place of images, in
+    the form that the template takes.
+    """
+    content: str = message["content"]
+    pieces = content.split(image_text) if image_text else [content]
+    if traits.images == "text" or len(pieces) == 1:
+        is_text = traits.content == "text"
+        return message if is_text else {**message, "content": [_text_part(content)]}
+    parts = [_text_part(pieces[0])] if pieces[0] else []
+    for piece in pieces[1:]:
+        parts.append(_image_part(traits))
+        parts += [_text_part(piece)] if piece else []
+    return {**message, "content": parts}
 
 
 _WORD = "somethingthatissaid"
@@ -388,9 +449,33 @@ _PROBES = (
 )
 
 
-def traits_of(tokenizer: Tokenizer) -> TemplateTraits:
+def traits_of(tokenizer: Tokenizer, *, takes_images: bool = False) -> TemplateTraits:
     """What the tokenizer's chat template takes. A template that takes nothing has the defaults."""
     found = TemplateTraits()
     for probe in _PROBES:
         found = probe.found(tokenizer, found)
+    if not takes_images:
+        return found
+    shown = Message(role="user", parts=(*texts("A"), _IMAGE, *texts(_WORD)))
+    for option in ("image", "image_url", "text"):
+        chosen = _with(found, "images", option)
+        if _renders_image(tokenizer, [shown], chosen):
+            result = replace(_result(_WORD), parts=(*texts(_WORD), _IMAGE))
+            in_results = _renders_image(tokenizer, [_USER, _called(), result], chosen)
+            return replace(chosen, result_images="tool" if in_results else "user")
     return found
+
+
+_IMAGE = ImagePart(ImageData(""))
+
+
+def _renders_image(
+    tokenizer: Tokenizer, messages: Sequence[Message], traits: TemplateTraits
+) -> bool:
+    """Whether the template renders the one image in the messages, and the text next to it."""
+    shown = template_messages(in_place(messages, traits), traits, tokenizer.image_stand_in)
+    try:
+        tokens, _ = tokenizer.render_with_images(shown, [()])
+    except (ValueError, PromptTooLong):
+        return False
+    return _is_whole(tokenizer.decode(tokens))

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import uuid4
@@ -18,7 +18,8 @@ from engine.values.tokens import pack
 from server.errors import ApiError
 from server.fairness import Workers
 from server.generation.conversation import Conversation, Message, texts
-from server.generation.prompt import check_prompt
+from server.generation.images import UnpreparedImages, with_images
+from server.generation.prompt import ChatPrompt, check_prompt
 from server.generation.requests import ServedModel, check_task
 from server.generation.stream import sequence_error
 from server.record import Principal, RequestRecord
@@ -49,6 +50,10 @@ ReadPrompt = Callable[[str], WarmPrompt]
 """Reads the JSON of a prompt, as a file has it. Raises ApiError (400)."""
 
 
+PrepareImages = Callable[[UnpreparedImages, RequestRecord], Awaitable[None]]
+"""Prepares the images of a request. Raises ApiError and EngineError."""
+
+
 class Warmed(BaseModel):
     """The result of warming a prompt. Its tokens were either cached before or are computed now."""
 
@@ -63,13 +68,16 @@ def warm_request(warmed: WarmPrompt, model: ServedModel, record: RequestRecord) 
     check_task(model, Task.GENERATE)
     beginning = warmed.beginning
     if isinstance(beginning, str):
-        param, prompt = "prompt", model.prompts.text(beginning)
+        param, encoded = "prompt", ChatPrompt(model.prompts.text(beginning))
     else:
-        param, prompt = "messages", _shared_tokens(beginning, model, record)
+        shown = with_images(beginning, model.engine, record)
+        param, encoded = "messages", _shared_tokens(shown, model, record)
+    prompt, images = encoded
     check_prompt(prompt, model.engine.card, param)
     return Request(
         id=record.id,
         prompt=pack(prompt),
+        images=images,
         max_tokens=0,
         speculate=False,
         client=record.client,
@@ -82,7 +90,7 @@ def warm_request(warmed: WarmPrompt, model: ServedModel, record: RequestRecord) 
 
 def _shared_tokens(
     conversation: Conversation, model: ServedModel, record: RequestRecord
-) -> tuple[int, ...]:
+) -> ChatPrompt:
     """The tokens that every chat begins with that begins with these messages and has these tools.
     Where the last message waits for an answer, they are the whole prompt of that.
     """
@@ -93,9 +101,9 @@ def _shared_tokens(
         model.prompts.chat(_continued(conversation, text), model.replays, salt)
         for text in NEXT_USER_TEXTS
     ]
-    pairs = enumerate(zip(first, second, strict=False))
-    n_shared = next((index for index, (one, other) in pairs if one != other), len(first))
-    return first[:n_shared]
+    pairs = enumerate(zip(first.tokens, second.tokens, strict=False))
+    n_shared = next((index for index, (one, other) in pairs if one != other), len(first.tokens))
+    return ChatPrompt(first.tokens[:n_shared], first.images)
 
 
 def _continued(conversation: Conversation, text: str) -> Conversation:
@@ -157,6 +165,7 @@ async def warm_file(
     model: ServedModel,
     workers: Workers,
     read: ReadPrompt,
+    prepare_images: PrepareImages,
 ) -> None:
     """Warm the prompts of a file one after the other. A prompt that cannot be warmed is logged with
     its number and the invalid field; the others continue.
@@ -167,7 +176,13 @@ async def warm_file(
         try:
             text = json.dumps(prompt)
             prepare = partial(_file_request, text, model, record, read)
-            warmed = await warm(await workers.run(FILE_CLIENT, len(text), prepare), model)
+            async with record.held:
+                try:
+                    request = await workers.run(FILE_CLIENT, len(text), prepare)
+                except UnpreparedImages as error:
+                    await prepare_images(error, record)
+                    request = await workers.run(FILE_CLIENT, len(text), prepare)
+                warmed = await warm(request, model)
         except EngineStopped:
             return
         except (ApiError, EngineError) as error:

@@ -15,6 +15,7 @@ from starlette.types import Message, Receive
 
 from server.errors import ApiError, ClientDisconnected, invalid, invalid_field
 from server.fairness import Reservation
+from server.http.attachments import Attachments
 from server.json_size import DIGITS_BYTES, PARTS, check_json_size, whole_characters
 
 LIGHT_BYTES = 256 * 1024
@@ -115,14 +116,18 @@ class Head(BaseModel):
     background: bool | None = None
 
 
-async def read_body(request: Request) -> bytes:
-    """The body, whose bytes are counted as they come. Raises ApiError (400, 415) and
-    ClientDisconnected.
+async def read_body(request: Request, attachments: Attachments | None = None) -> bytes:
+    """The body, whose bytes are counted as they come; without its attachments where it may have
+    any. Raises ApiError (400, 413, 415) and ClientDisconnected.
     """
     _check_encoding(request)
     _check_content_type(request)
     try:
-        return b"".join([chunk async for chunk in request.stream()])  # body() would keep it
+        if attachments is None:
+            return b"".join([chunk async for chunk in request.stream()])  # body() would keep it
+        async for chunk in request.stream():
+            attachments.add(chunk)
+        return attachments.text()
     except ClientDisconnect:
         raise ClientDisconnected from None
 
@@ -161,8 +166,8 @@ def read_head(body: bytes) -> Head | None:
         return None
 
 
-def parse(body: bytes, model: type[Model]) -> Model:
-    """The model that the JSON text describes.
+def parse(body: bytes, model: type[Model], attachments: Attachments | None = None) -> Model:
+    """The model that the JSON text describes. Of `attachments`, images stay references.
 
     The text is UTF-8, at most some 200 levels deep, without NaN, Infinity and keys that are there
     twice, and has no more parts than `check_json_size` allows. Half surrogate pairs, as of a client
@@ -181,6 +186,8 @@ def parse(body: bytes, model: type[Model]) -> Model:
             if b"\\u" not in body:
                 raise
             value = _value(whole_characters(body.decode()).encode())
+        if attachments is not None and attachments.files:
+            value = attachments.restored(value, len(body))
     except ValueError as error:
         problem = str(error)[:MAX_ERROR_CHARACTERS]
         raise invalid(f"The body cannot be read as JSON: {problem}.", None) from None

@@ -15,6 +15,7 @@ from prometheus_client.utils import floatToGoString
 
 from engine.values.stats import Histogram
 from server.fairness import Budget
+from server.images.preparation import Images
 from server.models.model import Model
 
 HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -120,6 +121,7 @@ class HttpCounts:
     answers: HttpAnswers
     output: Budget  # of what waits to be sent
     refusals: Mapping[tuple[str, str], int]  # by reason and API key
+    images: Images
 
 
 HTTP: tuple[Row[HttpCounts], ...] = (
@@ -137,6 +139,26 @@ HTTP: tuple[Row[HttpCounts], ...] = (
         "rootstock_answers_cut_off",
         "Answers ended because too much of them was unread by the client.",
         lambda h: h.output.n_evicted,
+    ),
+    Counter(
+        "rootstock_images{outcome}",
+        "Images of requests: shown to a model, refused as none, or failed (busy, or no room).",
+        lambda h: h.images.outcomes.items(),
+    ),
+    Counter(
+        "rootstock_image_fetches{outcome}",
+        "Images named by a URL: fetched, refused for it, or failed.",
+        lambda h: h.images.fetcher.outcomes.items(),
+    ),
+    Gauge(
+        "rootstock_image_store_bytes",
+        "Bytes of images on disk, as they were sent and as models read them.",
+        lambda h: h.images.store.total_bytes,
+    ),
+    Counter(
+        "rootstock_image_store_evictions",
+        "Files of images that were removed for others.",
+        lambda h: h.images.store.n_evicted,
     ),
 )
 """The families of the daemon, which have no label of a model."""

@@ -1,6 +1,6 @@
-"""The metric families of what is off by default: KV events, and a draft model."""
+"""The metric families of what not all models have: KV events, a draft model, and images."""
 
-from engine.values.stats import DraftModelStats, KVEventStats
+from engine.values.stats import DraftModelStats, ImageStats, KVEventStats
 from server.metrics.metrics import Counter, Gauge, Row
 
 KV_EVENTS: tuple[Row[KVEventStats], ...] = (
@@ -54,5 +54,25 @@ DRAFT_MODEL: tuple[Row[DraftModelStats], ...] = (
         "rootstock_draft_model_failures",
         "1 if the draft model has failed: nothing is drafted by it any more.",
         lambda d: d.failures,
+    ),
+)
+
+
+IMAGES: tuple[Row[ImageStats], ...] = (
+    Counter(
+        "rootstock_encoded_images",
+        "Images that the vision tower has computed: none whose KV was cached, and each once for "
+        "all requests that wait for it.",
+        lambda i: i.encoded,
+    ),
+    Counter(
+        "rootstock_reused_images",
+        "Times that a request needed an image which another had computed, or was computing.",
+        lambda i: i.reused,
+    ),
+    Gauge(
+        "rootstock_image_feature_bytes{state}",
+        "Memory for what the vision tower has made of images: kept now, and the limit.",
+        lambda i: [("kept", i.feature_bytes), ("limit", i.limit_bytes)],
     ),
 )

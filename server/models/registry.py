@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from engine.api import Engine, EngineStopped, ModelError, Report
 from engine.launch import (
     about_draft_model,
+    cache_folder,
     fetch_repository,
     free_bytes,
     launch,
@@ -26,6 +27,9 @@ from server.errors import ApiError, ModelNotFound, busy, not_loaded
 from server.fairness import Workers
 from server.generation.requests import ServedModel, served_models
 from server.generation.warming import ReadPrompt, warm_file
+from server.images.fetch import ImageFetcher
+from server.images.preparation import Images
+from server.images.store import ImageStore
 from server.models.hub import CachedNames, Downloads, FetchRepository
 from server.models.model import LoadedModel, Model
 from server.models.pool import LoadFailed, ModelPool, NeverFits, PoolError, WaitedTooLong
@@ -60,6 +64,11 @@ class ModelRegistry:
         """Raises ModelError where the machine does not say what memory it has."""
         self.settings = settings
         self.workers = Workers()
+        self.images = Images(
+            ImageStore(cache_folder() / "images", settings.image_store_bytes),
+            ImageFetcher(settings.fetch_images),
+            self.workers,
+        )
         self.closed = Event()  # when all models have been drained
         self._start = start
         self._needed_memory = needs
@@ -75,6 +84,11 @@ class ModelRegistry:
         self._tasks: TaskGroup  # this and the next two: since `run`
         self._read_prompt: ReadPrompt
         self.downloads: Downloads
+
+    def may_take_images(self) -> bool:
+        """Whether a model takes images, or may when it is loaded."""
+        cards = [model.card for model in self.known.values()]
+        return any(card is None or card.images is not None for card in cards)
 
     @property
     def known(self) -> Mapping[str, Model]:
@@ -210,6 +224,7 @@ class ModelRegistry:
         """
         self.downloads.stop()
         await self.pool.drain(timeout_seconds)
+        await to_thread.run_sync(self.images.store.close)
         self.closed.set()
 
     def _add(self, settings: ModelSettings) -> None:
@@ -276,7 +291,9 @@ class ModelRegistry:
                 log.error("%s: warm_prompts: %s", loaded.model.name, error)
             else:
                 served = loaded.served[loaded.model.name]
-                await warm_file(prompts, served, self.workers, self._read_prompt)
+                await warm_file(
+                    prompts, served, self.workers, self._read_prompt, self.images.prepare
+                )
 
     async def _correct(self, loaded: LoadedModel) -> None:
         """A model needs what was planned, or what its process takes if that is more."""

@@ -53,6 +53,11 @@ class DaemonSettings(SettingsModel):
         description="Allowed origin of web pages: https://chat.example.org, app://* for desktop "
         "programs, or * with API keys.",
     )
+    fetch_images: Annotated[Texts, Section.NETWORK] = Field(
+        (),
+        description="Host from which images in requests are fetched, such as images.example.org or "
+        "*.example.org. Without any, requests have to contain them.",
+    )
     allow_priority: Annotated[bool, Section.KEYS] = Field(
         False, description="Allow `priority` in requests."
     )
@@ -62,6 +67,17 @@ class DaemonSettings(SettingsModel):
 
     max_body_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
         ByteSize(8 * 1024**2), gt=0, description="Largest body of a request."
+    )
+    max_image_body_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
+        ByteSize(48 * 1024**2),
+        gt=0,
+        description="Largest body of a request where a model takes images; without their data it "
+        "may have max_body_bytes.",
+    )
+    image_store_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
+        ByteSize(1024**3),
+        gt=0,
+        description="Images on disk, as they were sent and as models read them.",
     )
     max_total_body_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
         ByteSize(256 * 1024**2),
@@ -187,12 +203,12 @@ class DaemonSettings(SettingsModel):
                 ) from None
         return proxies
 
-    @field_validator("allowed_host")
+    @field_validator("allowed_host", "fetch_images")
     @classmethod
     def _hosts_have_no_port(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         if not all(map(is_host_name, hosts)):
             raise PydanticCustomError(
-                "allowed_host", "must be names such as llm.lan or *.example.org, without a port"
+                "host_name", "must be names such as llm.lan or *.example.org, without a port"
             )
         return hosts
 

@@ -6,7 +6,7 @@ The server is the one at --url, else the running daemon, else one that is starte
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from server.settings import Settings
 from server.terminal.chat_screen import (
+    PATH_COMMAND,
     Screen,
     history_file,
     history_in,
@@ -30,6 +31,7 @@ from server.terminal.client import Answer, ChatClient, Endpoint, Parameters, cha
 from server.terminal.console import (
     TERMINAL_ENDS,
     TerminalError,
+    bytes_text,
     counted,
     exiting_on,
     replace_bad_text,
@@ -39,12 +41,15 @@ from server.terminal.console import (
 )
 from server.terminal.endpoint import ApiKey, endpoint_at, running_daemon
 from server.terminal.flags import settings_or_exit
+from server.terminal.image_file import ImageFile, read_again, read_image, typed_path
 from server.terminal.local_daemon import STOP_SECONDS, local_daemon, serve_command
 
 PIPE_ENDS = TERMINAL_ENDS | {signal.SIGINT}  # Ctrl-C ends a script, not only one of its answers
 
 COMMANDS = {
-    "/clear": "forget the conversation",
+    "/clear": "forget the conversation and attached images",
+    PATH_COMMAND: "attach the image in the file after it to the next question; without one drop "
+    "the attached ones",
     "/system": "set the system prompt to the text after it; without one remove it",
     "/help": "show this",
     "/exit": "leave; so do Ctrl-D and Ctrl-C",
@@ -162,10 +167,11 @@ def _connected(
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and its answer."""
+    """A question, its answer, and the question's images."""
 
     user: str
     assistant: str
+    images: tuple[ImageFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,20 +183,24 @@ class Conversation:
     system: str = ""
     turns: tuple[Turn, ...] = ()
 
-    def asking(self, text: str) -> list[dict[str, str]]:
-        """The messages of a request for an answer to `text`."""
+    def asking(self, text: str, images: Sequence[ImageFile] = ()) -> list[dict[str, object]]:
+        """The messages of a request for an answer to `text` about these images."""
         messages = [_message("system", self.system)] if self.system else []
         for turn in self.turns:
-            messages += [_message("user", turn.user), _message("assistant", turn.assistant)]
-        return [*messages, _message("user", text)]
+            messages.append(_message("user", turn.user, turn.images))
+            messages.append(_message("assistant", turn.assistant))
+        return [*messages, _message("user", text, images)]
 
-    def answered(self, text: str, answer: str) -> "Conversation":
+    def answered(self, text: str, answer: str, images: Sequence[ImageFile] = ()) -> "Conversation":
         """The conversation with one more turn."""
-        return replace(self, turns=(*self.turns, Turn(text, answer)))
+        return replace(self, turns=(*self.turns, Turn(text, answer, tuple(images))))
 
 
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
+def _message(role: str, text: str, images: Sequence[ImageFile] = ()) -> dict[str, object]:
+    if not images:
+        return {"role": role, "content": text}
+    parts = [*(image.part for image in images), {"type": "text", "text": text}]
+    return {"role": role, "content": parts}
 
 
 _CONVERSATION = TypeAdapter(Conversation)
@@ -213,19 +223,24 @@ def save(conversation: Conversation) -> None:
 
 
 def saved_conversation() -> Conversation:
-    """The saved conversation. Raises TerminalError where there is none."""
+    """The saved conversation. Raises TerminalError where there is none, and where an image of it is
+    no longer in its file.
+    """
     file = conversation_file()
     try:
-        return _CONVERSATION.validate_json(file.read_bytes())
+        saved = _CONVERSATION.validate_json(file.read_bytes())
     except OSError as error:
         raise TerminalError(f"no conversation is saved in {file} ({error.strerror})") from None
     except ValidationError:
         raise TerminalError(f"{file} is no saved conversation") from None
+    turns = [replace(turn, images=tuple(map(read_again, turn.images))) for turn in saved.turns]
+    return replace(saved, turns=tuple(turns))
 
 
 class Session:
     """The loop of a chat: reads a line, runs it as a command or sends it to the model. `failures`
-    counts the questions that were not answered. `save` gets the conversation after each turn.
+    counts the questions that were not answered and the images that could not be attached. `save`
+    gets the conversation after each turn.
     """
 
     def __init__(
@@ -240,6 +255,7 @@ class Session:
         self._client = client
         self._screen = screen
         self._save = save
+        self._images = list[ImageFile]()  # of the next question
 
     def run(self) -> None:
         """Read lines until the input ends, /exit, or Ctrl-C outside an answer."""
@@ -257,10 +273,13 @@ class Session:
                 raise EOFError
             case "/clear":
                 self.conversation = replace(self.conversation, turns=())
+                self._images.clear()
                 self._screen.note("forgotten")
             case "/system":
                 self.conversation = replace(self.conversation, system=argument.strip())
                 self._screen.note("system prompt " + ("set" if argument.strip() else "removed"))
+            case "/image":
+                self._attach(argument.strip())
             case "/help":
                 self._screen.note(typeable(HELP))
             case _ if name.startswith("/"):
@@ -268,11 +287,30 @@ class Session:
             case _ if line.strip():
                 self._ask(line.strip())
 
+    def _attach(self, typed: str) -> None:
+        if not typed:
+            self._images.clear()
+            self._screen.note("no image is attached")
+            return
+        try:
+            if self._client.no_images:
+                raise TerminalError(self._client.no_images)
+            image, n_bytes = read_image(typed_path(typed))
+        except TerminalError as error:
+            self.failures += 1
+            self._screen.error(str(error))
+            return
+        self._images.append(image)
+        name = Path(image.path).name
+        self._screen.note(f"{name}, {bytes_text(n_bytes)}, goes with the next question")
+
     def _ask(self, text: str) -> None:
         answer = Answer(time.perf_counter())
         try:
             with (
-                closing(self._client.stream(self.conversation.asking(text))) as chunks,
+                closing(
+                    self._client.stream(self.conversation.asking(text, self._images))
+                ) as chunks,
                 self._screen.reading() as reading,
             ):
                 for chunk in chunks:
@@ -286,9 +324,13 @@ class Session:
         except TerminalError as error:
             self.failures += 1
             self._screen.error(str(error))
+            if self._images:
+                n_images = counted(len(self._images), "image")
+                self._screen.note(f"{n_images} still attached; /image without a path drops them")
             return
         if answer.text or not answer.interrupted:
-            self.conversation = self.conversation.answered(text, answer.text)
+            self.conversation = self.conversation.answered(text, answer.text, self._images)
+            self._images.clear()
             if self._save is not None:
                 self._save(self.conversation)
         if summary := answer.summary():

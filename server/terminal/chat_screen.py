@@ -8,14 +8,21 @@ import math
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
-from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.completion import (
+    CompleteEvent,
+    Completer,
+    Completion,
+    PathCompleter,
+    WordCompleter,
+)
+from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -34,6 +41,8 @@ BAR_CELLS = 16
 SHOWN_AFTER_MS = 2000
 PLAIN, DIM, RED = Style.null(), Style(dim=True), Style(color="red")
 MAX_HISTORY_BYTES = 2**20
+PATH_COMMAND = "/image"
+"""The command whose argument is the path of a file."""
 TAB_COLUMNS = 4
 
 # Where a line may break: next to spaces, and next to each character of a script without spaces,
@@ -231,20 +240,36 @@ def line_reader(commands: Mapping[str, str], history: History) -> Callable[[], s
     """A function that reads the user's next text, which may have several lines. It raises EOFError
     for Ctrl-D and KeyboardInterrupt for Ctrl-C where nothing is typed.
 
-    `commands`, with descriptions, are completed. A paste of several lines arrives as one piece
-    (bracketed paste) and is sent by Enter, not by its own line breaks.
+    `commands`, with descriptions, are completed, and the path after PATH_COMMAND. A paste of
+    several lines arrives as one piece (bracketed paste) and is sent by Enter, not by its own line
+    breaks.
     """
     session: PromptSession[str] = PromptSession(
         "> ",
         multiline=True,
         key_bindings=_keys(),
         history=history,
-        completer=WordCompleter(list(commands), sentence=True, meta_dict=dict(commands)),
+        completer=_Completions(commands),
         complete_while_typing=command_begun,
         reserve_space_for_menu=len(commands),
         enable_suspend=True,  # Ctrl-Z
     )
     return session.prompt
+
+
+class _Completions(Completer):
+    """Of commands, and of the path after PATH_COMMAND."""
+
+    def __init__(self, commands: Mapping[str, str]) -> None:
+        self._commands = WordCompleter(list(commands), sentence=True, meta_dict=dict(commands))
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        """Completions of the text before the cursor."""
+        name, space, path = document.text_before_cursor.partition(" ")
+        if name == PATH_COMMAND and space:
+            return self._paths.get_completions(Document(path), event)
+        return self._commands.get_completions(document, event)
 
 
 def _keys() -> KeyBindings:

@@ -46,12 +46,23 @@ class Endpoint:
 
 class ServedModel(BaseModel):
     """A model that a server lists. `context_tokens` is None where the server does not report it;
-    the field's name in JSON is vLLM's.
+    the field's name in JSON is vLLM's. `images`: whether it takes images, None where that is not
+    known.
     """
 
     name: str = Field(validation_alias="id")
     owned_by: str | None = None
     context_tokens: int | None = Field(None, validation_alias="max_model_len")
+    images: bool | None = None
+    images_refused: str | None = None
+
+    @property
+    def no_images(self) -> str:
+        """Why it takes no images; "" where it takes them, or the server does not say."""
+        if self.images is not False:
+            return ""
+        reason = f": {self.images_refused}" if self.images_refused else ""
+        return f"{self.name} takes no images{reason}"
 
 
 class _ModelList(BaseModel):
@@ -200,13 +211,14 @@ class ChatClient:
     model: str
     parameters: Parameters
     tells_progress: bool = False  # other servers may refuse a field that they do not know
+    no_images: str = ""  # why the model takes none, where the server says that
 
     @property
     def base_url(self) -> str:
         """The server's base URL, as users see it."""
         return shown_url(self.http.base_url)
 
-    def stream(self, messages: Sequence[Mapping[str, str]]) -> Generator[Chunk]:
+    def stream(self, messages: Sequence[Mapping[str, object]]) -> Generator[Chunk]:
         """Yield the chunks of an answer as they arrive. Closing the generator closes the
         connection, which aborts the request at the server.
 
@@ -251,7 +263,9 @@ def chat_client(
             if model is None:
                 raise
         tells_progress = any(one.owned_by == OWNER for one in models)
-        yield ChatClient(http, model or models[0].name, parameters, tells_progress)
+        name = model or models[0].name
+        no_images = next((one.no_images for one in models if one.name == name), "")
+        yield ChatClient(http, name, parameters, tells_progress, no_images)
 
 
 def served_models(endpoint: Endpoint) -> list[ServedModel]:

@@ -121,6 +121,7 @@ def machine_table(report: MachineReport, traits: TemplateTraits | None) -> Rende
         ("BLAS", card.blas),
         ("advice", report.advice),
         ("MLX", f"{report.mlx_version}, mlx-lm {report.mlx_lm_version}"),
+        ("images", report.images),
         ("model", card.name),
     ]
     context = f"{card.max_context_tokens:,} tokens"

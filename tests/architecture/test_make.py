@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.images.packages import INSTALL, PACKAGES
+
 LARGE_PAGES = "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
 ROOT = Path(__file__).parents[2]
 HAS_MKL = platform.system() == "Linux" and platform.machine() == "x86_64"
@@ -106,6 +108,17 @@ def test_a_tier_has_its_tests_and_its_profile(
         assert said.startswith(f"{chosen.get('HYPOTHESIS_PROFILE', profile)}: -m pytest")
         assert said.endswith(f"{words} --last\n")
         assert ("-m not slow" in said) == bool(words)
+
+
+@pytest.mark.parametrize("target", ["serve", "test"])
+def test_what_images_need_comes_without_what_it_names_in_turn(tmp_path: Path, target: str) -> None:
+    said = commands(tmp_path / "new", target, NO_CARD)
+    assert said.count("constraints.txt --no-deps mlx-vlm pillow") == 1
+    assert (ROOT / "Dockerfile").read_text("utf-8").count("--no-deps mlx-vlm pillow") == 2
+    pinned = (ROOT / "constraints.txt").read_text("utf-8").lower().splitlines()
+    for name, version in PACKAGES.items():
+        assert f"{name.lower()}=={version}" in pinned
+    assert INSTALL in (ROOT / "docs/install.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "cuda12"])

@@ -16,6 +16,7 @@ from rich.progress import Progress
 from tests.conformance import document
 from tests.conformance.cases import CASES
 from tests.conformance.outcome import Outcome, Verdict
+from tests.vision_checkpoints import VISION_FAMILIES
 
 TIMEOUT_SECONDS = 300
 LEAST_SERVED = 100
@@ -38,9 +39,15 @@ def main(
         raise typer.BadParameter(f"no such checkpoint: {', '.join(sorted(unknown))}")
     console = Console()
     outcomes = _run(names or list(CASES), jobs, console)
+    images = [] if names else _run(list(VISION_FAMILIES), jobs, console, "images")
     problems = [f"{each.name} is wrong" for each in outcomes if each.verdict is Verdict.WRONG]
+    problems += [
+        f"{each.name} with images is {each.verdict}"
+        for each in images
+        if each.verdict is not Verdict.SERVED
+    ]
     if not names:
-        problems += _publish(outcomes)
+        problems += _publish(outcomes, images)
         if subprocess.run([sys.executable, "-m", "tests.conformance.demo"], check=False).returncode:
             problems.append("the trained model does not answer as through mlx-lm")
     for problem in problems:
@@ -48,30 +55,30 @@ def main(
     raise typer.Exit(bool(problems))
 
 
-def _run(names: Sequence[str], jobs: int, console: Console) -> list[Outcome]:
-    """Outcomes in the order of the names."""
+def _run(names: Sequence[str], jobs: int, console: Console, module: str = "trial") -> list[Outcome]:
+    """Outcomes in the order of the names, of this module of the package."""
     outcomes = {}
     with Progress(console=console) as progress:
         task = progress.add_task("serving", total=len(names))
-        for outcome in _outcomes(names, jobs):
+        for outcome in _outcomes(names, jobs, module):
             outcomes[outcome.name] = outcome
             progress.console.print(_line(outcome), soft_wrap=True)
             progress.advance(task)
     return [outcomes[name] for name in names]
 
 
-def _outcomes(names: Sequence[str], jobs: int) -> Iterator[Outcome]:
+def _outcomes(names: Sequence[str], jobs: int, module: str) -> Iterator[Outcome]:
     with ThreadPoolExecutor(jobs) as pool:
-        for future in as_completed([pool.submit(_in_own_process, name) for name in names]):
+        for future in as_completed([pool.submit(_in_own_process, name, module) for name in names]):
             yield future.result()
 
 
-def _in_own_process(name: str) -> Outcome:
+def _in_own_process(name: str, module: str) -> Outcome:
     """An architecture's module may exit, crash or hang; that is an outcome, too."""
     try:
         with tempfile.TemporaryDirectory() as parent:
             done = subprocess.run(
-                [sys.executable, "-m", "tests.conformance.trial", name, parent],
+                [sys.executable, "-m", f"tests.conformance.{module}", name, parent],
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_SECONDS,
@@ -94,10 +101,10 @@ def _line(outcome: Outcome) -> str:
     return f"[{style}]{outcome.verdict:8}[/] {escape(f'{outcome.name}: {said}')}"
 
 
-def _publish(outcomes: Sequence[Outcome]) -> list[str]:
+def _publish(outcomes: Sequence[Outcome], images: Sequence[Outcome]) -> list[str]:
     """Write the document; returns what a reader of the old one must be told."""
     old = document.PATH.read_text(encoding="utf-8") if document.PATH.exists() else ""
-    new = document.render(outcomes)
+    new = document.render(outcomes, images)
     document.PATH.write_text(new, encoding="utf-8")
     problems = []
     served = sum(each.verdict is Verdict.SERVED for each in document.architectures(outcomes))

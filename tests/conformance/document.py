@@ -37,9 +37,20 @@ are [explained here](internals/attention-and-decode.md#kinds-of-caches).
 {eager}
 Also served: {variants}.
 
+## Images
+
+Families whose checkpoints have a vision tower were served prompts with images: at every place of
+the text, several at once, cold and warm. The reference is one forward of mlx-vlm's whole model,
+with the masks of transformers for Gemma's images.
+
+{images_table}
 ## Refused
 
 {refusals}"""
+_IMAGES_HEADER = """\
+| family | prompts | largest error of a log-probability |
+| --- | --- | --- |
+"""
 _HEADER = """\
 | layers keep | batches | architectures |
 | --- | --- | --- |
@@ -49,8 +60,8 @@ _VARIANTS = re.compile(r"^Also served: (.*)\.$", re.MULTILINE)
 _REFUSED_ROW = re.compile(r"^- `([^`]+)`: (?:refused|wrong)", re.MULTILINE)
 
 
-def render(outcomes: Sequence[Outcome]) -> str:
-    """The whole document, of a run of everything."""
+def render(outcomes: Sequence[Outcome], images: Sequence[Outcome]) -> str:
+    """The whole document, of a run of everything. `images`: of the families with towers."""
     plain = architectures(outcomes)
     verdicts = [outcome.verdict for outcome in plain]
     served = [outcome for outcome in plain if outcome.verdict is Verdict.SERVED]
@@ -70,8 +81,16 @@ def render(outcomes: Sequence[Outcome]) -> str:
         notes=_notes(served),
         eager=_eager(served),
         variants=_names(each for each in variants if each.verdict is Verdict.SERVED),
+        images_table=images_table(images),
         refusals="".join(map(_refusal, refused)),
     )
+
+
+def images_table(outcomes: Sequence[Outcome]) -> str:
+    """A row for each family that is served with images."""
+    served = [each for each in outcomes if each.verdict is Verdict.SERVED]
+    rows = (f"| `{each.name}` | image | {each.error:.0e} |\n" for each in served)
+    return _IMAGES_HEADER + "".join(rows)
 
 
 def architectures(outcomes: Sequence[Outcome]) -> list[Outcome]:

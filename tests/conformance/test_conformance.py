@@ -114,7 +114,7 @@ def test_every_architecture_of_mlx_lm_has_a_config() -> None:
     ],
 )
 def test_a_line_of_the_document_has_the_first_clause_of_a_reason(reason: str, line: str) -> None:
-    text = document.render([Outcome("olmo", Verdict.REFUSED, reason=reason)])
+    text = document.render([Outcome("olmo", Verdict.REFUSED, reason=reason)], [])
     assert f"- `olmo`: refused, {line}\n" in text
 
 
@@ -122,7 +122,7 @@ def test_the_document_says_what_was_served() -> None:
     served = Outcome("qwen3", Verdict.SERVED, "full attention", "padded rows", 1e-6)
     refused = Outcome("olmo", Verdict.REFUSED, reason="a | b")
     quantized = Outcome("qwen3_next, 4 bit", Verdict.WRONG, "recurrent", "padded rows", 0.5, "x")
-    text = document.render([served, refused, quantized])
+    text = document.render([served, refused, quantized], [])
     assert "2 architectures: **1 served, 1 refused**" in text
     assert document.served_column(text) == {
         "qwen3": True,
@@ -134,6 +134,6 @@ def test_the_document_says_what_was_served() -> None:
 def test_the_document_says_which_decodes_are_not_compiled_and_why() -> None:
     for compiled, lines in (("yes", ""), ("a | b (of layer 2)", "- `qwen3`: a | b\n"), ("", "")):
         made = ("qwen3", Verdict.SERVED, "full attention", "padded rows", 1e-6, "", compiled)
-        text = document.render([Outcome(*made)])
+        text = document.render([Outcome(*made)], [])
         assert f"compiled, except for:\n\n{lines}\n" in text
         assert document.served_column(text) == {"qwen3": True}

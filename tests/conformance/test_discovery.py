@@ -12,7 +12,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 
 from engine.mlx_backend.kv.layout import discover
-from engine.mlx_backend.loading.loader import named_weights
+from engine.mlx_backend.loading.weights import named_weights
 from engine.mlx_backend.model.plain_kernels import install_plain_kernels
 from measuring.random_checkpoint import CONFIGS, random_model
 from tests.conformance import document

@@ -5,15 +5,18 @@ import queue
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 from anyio import create_task_group, move_on_after
 from anyio.abc import TaskGroup
+from blake3 import blake3
 
-from engine.api import EngineError, EngineStopped, EventSink
+from engine.api import EngineError, EngineStopped, EventSink, InvalidImage
 from engine.remote.engine import RequestCounters
-from engine.values.model import NO_REPLAYS, Embedder, ModelCard, Replay
+from engine.values.images import Detail, Image, ImageInput, PreparedImage
+from engine.values.model import NO_REPLAYS, Embedder, ModelCard, RenderedChat, Replay
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import Pooling, Request, WaitReason
 from engine.values.stats import (
@@ -27,6 +30,7 @@ from engine.values.stats import (
     DraftModelStats,
     DraftSource,
     EngineStats,
+    ImageStats,
     KVEventStats,
     Latencies,
     Latency,
@@ -54,6 +58,8 @@ from engine.values.tree import (
 from kvstore.slots import GroupStats
 
 END_OF_TEXT = 256
+PLACEHOLDER = 0
+IMAGE = b"GIF89a"
 DIMENSIONS = 8  # of what is pooled
 VOCAB_SIZE = 257
 
@@ -72,6 +78,9 @@ CARD = ModelCard(
     blas="",
     embedder=Embedder(Pooling.LAST, DIMENSIONS, prompts={"query": "Q: "}),
 )
+
+SEEING = replace(CARD, images=ImageInput(PLACEHOLDER, 64, 1, 8, 1 << 20))
+"""The card of a model that takes images."""
 
 RECENT_HITS = (RecentHits(60, 0, 0), RecentHits(300, 40, 10), RecentHits(900, 120, 20))
 DECODE = DecodeStats("compiled: a compiled step takes less time", steps=40, compiled_steps=25)
@@ -120,6 +129,9 @@ def observed(latency: Latency, *durations_seconds: float) -> Latencies:
     return latencies
 
 
+STAND_IN = "\0image\0"
+
+
 @dataclass(frozen=True)
 class ByteTokenizer:
     """UTF-8 bytes as token ids. The chat template refuses the role `function`.
@@ -160,6 +172,37 @@ class ByteTokenizer:
         text = "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
         turn = "<assistant>" if template_arguments.get("add_generation_prompt", True) else ""
         return list((text + turn).encode())
+
+    @property
+    def image_stand_in(self) -> str:
+        return STAND_IN
+
+    def render_with_images(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        images: Sequence[Sequence[int]],
+        replays: Mapping[int, Replay] = NO_REPLAYS,
+        /,
+        **template_arguments: object,
+    ) -> RenderedChat:
+        """Parts of type `image` are images, except in tool results."""
+        shown = [{**message, "content": self._shown(message)} for message in messages]
+        text = self.decode(self.apply_chat_template(shown, replays, **template_arguments))
+        pieces = text.split(STAND_IN)
+        if len(pieces) != len(images) + 1:
+            raise ValueError(f"there are {len(pieces) - 1} of {len(images)} images")
+        tokens, positions = list(pieces[0].encode()), list[int]()
+        for image, piece in zip(images, pieces[1:], strict=True):
+            positions.append(len(tokens))
+            tokens += [*image, *piece.encode()]
+        return RenderedChat(tokens, positions)
+
+    def _shown(self, message: Mapping[str, object]) -> object:
+        content = message["content"]
+        if not isinstance(content, list):
+            return content
+        image = "" if message["role"] == "tool" else STAND_IN
+        return "".join(image if part["type"] == "image" else part["text"] for part in content)
 
 
 PICTURE = TreeSnapshot(
@@ -234,6 +277,7 @@ class Script:
     gate: Gate | None = None  # where every sequence waits ...
     gate_after_tokens: int = 0  # ... when it has as many tokens
     steps_at_once: int = 1  # before others on the event loop have a turn
+    image_refusal: Exception | None = None  # raised instead of preparing an image
     dead: bool = False
 
 
@@ -256,6 +300,8 @@ class FakeEngine:
     latencies: Latencies = field(default_factory=no_latencies)
     picture: TreeSnapshot = PICTURE  # what is seen of the cache
     node_tokens: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: {1: (72, 105)})
+    prepared: "queue.Queue[bytes]" = field(default_factory=queue.Queue)
+    preparing: Gate | None = None  # where every image waits
     waits_for: WaitReason | None = None  # what is asked of it
     looks: int = 0  # at the cache
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -268,8 +314,35 @@ class FakeEngine:
     def reset(self) -> None:
         """A fresh script, and fresh records of what was asked."""
         blank = FakeEngine()
-        for name in ("script", "submitted", "at_gate", "aborted", "cleared", "latencies"):
+        for name in (
+            "script",
+            "submitted",
+            "at_gate",
+            "aborted",
+            "cleared",
+            "latencies",
+            "prepared",
+        ):
             setattr(self, name, getattr(blank, name))
+
+    async def prepare_image(self, source: str, folder: str, detail: Detail) -> PreparedImage:
+        """An image is what begins with IMAGE. Each byte after that is a token that stands for it,
+        one token in all with low detail.
+        """
+        data = await asyncio.to_thread(Path(source).read_bytes)
+        self.prepared.put(data)
+        if self.preparing is not None:
+            await self.preparing.passed()
+        if self.script.image_refusal is not None:
+            raise self.script.image_refusal
+        if not data.startswith(IMAGE):
+            raise InvalidImage("it is no image that can be read")
+        n_tokens = 1 if detail is Detail.LOW else max(len(data) - len(IMAGE), 1)
+        digest = blake3(data + detail.encode()).digest()
+        file = Path(folder, f"{digest.hex()}.npy")
+        await asyncio.to_thread(file.write_bytes, data)
+        image = Image(digest, ((1, n_tokens),), (1, n_tokens), str(file))
+        return PreparedImage(image, (ord("["), *[PLACEHOLDER] * n_tokens, ord("]")))
 
     async def check(self, request: Request) -> None:
         if self.script.refusal is not None:
@@ -350,6 +423,7 @@ class FakeEngine:
             drafts=DRAFTS,
             kv_events=self.kv_events,
             draft_model=DraftModelStats(drafted_tokens=8, blocks_total=64),
+            images=ImageStats(encoded=6, reused=4, feature_bytes=4096, limit_bytes=1 << 20),
             latencies=self.latencies,
             cache=CacheStats(
                 block_size=32,
@@ -401,7 +475,13 @@ class FakeEngine:
             return None
         return NodeTokens(node_id, len(token_ids), token_ids[:most_tokens])
 
-    async def probe(self, prompt: PackedTokens, cache_salt: str, adapter: str) -> Probed:
+    async def probe(
+        self,
+        prompt: PackedTokens,
+        cache_salt: str,
+        adapter: str,
+        images: tuple[Image, ...] = (),
+    ) -> Probed:
         self._check_alive()
         return Probed(self._cached_tokens(prompt, cache_salt), block_digests=())
 

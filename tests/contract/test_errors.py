@@ -47,7 +47,7 @@ BAD_CHAT = [
     ({"messages": [{"role": "system", "content": None}]}, "messages[0]"),
     ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
     ({"messages": user(5)}, "messages[0].content"),
-    ({"messages": user(IMAGE)}, "messages[0].content[0].type"),
+    ({"messages": user(IMAGE)}, "messages[0].content[0]"),
     ({"messages": user([{"type": "text"}])}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "name": "nobody", "content": "x"}]}, "messages"),
     ({"messages": user("x") * 10_001}, "messages"),
@@ -189,7 +189,7 @@ UNSUPPORTED_CHAT = [
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"documents": [{"title": "A", "text": "b"}]}, "documents"),
     *REFUSED,
-    ({"messages": user(IMAGE)}, "messages[0].content[0].type"),
+    ({"messages": user(IMAGE)}, "messages[0].content[0]"),
 ]
 
 BAD_COMPLETIONS = [

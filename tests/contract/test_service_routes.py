@@ -39,7 +39,7 @@ def test_models(client: StrictClient, http: httpx.Client) -> None:
     assert set(http.get("/v1/models").json()["data"][0]) == {
         *("id", "object", "created", "owned_by", "sampling_defaults", "max_model_len"),
         *("root", "parent", "tasks", "tools", "tool_format", "template_traits", "state"),
-        "kv_format",
+        *("kv_format", "images"),
         *("type", "display_name", "created_at", "lifecycle", "max_input_tokens", "max_tokens"),
         *facts_of(ModelCard, Place.MODELS),
     }
@@ -428,6 +428,10 @@ FIGURES: list[tuple[str, dict[str, str], float]] = [
     ("disk_day_spent", {}, 0),
     ("disk_failures_total", {"fault": "checksum"}, 1),
     ("disk_failures_total", {"fault": "no_space"}, 0),  # none so far
+    ("encoded_images_total", {}, 6),
+    ("reused_images_total", {}, 4),
+    ("image_feature_bytes", {"state": "kept"}, 4096),
+    ("image_feature_bytes", {"state": "limit"}, 1 << 20),
     *(("drafts_total", {"source": name}, counts[0]) for name, counts in DRAFTS.items()),
     *(("draft_tokens_total", {"source": name}, counts[1]) for name, counts in DRAFTS.items()),
     *(

@@ -148,13 +148,13 @@ def test_a_clear_deletes_what_models_that_are_not_loaded_have_on_disk(
 
     def written(*fingerprints: str) -> None:
         for index, fingerprint in enumerate(fingerprints):
-            folder = tmp_path / f"v3-{index:032}"
+            folder = tmp_path / f"v4-{index:032}"
             folder.mkdir()
             (folder / "fingerprint").write_text(f"{fingerprint} kv1")
             (folder / f"{index:016}.kv").write_bytes(bytes(8192))
 
     def left() -> list[str]:
-        return sorted(path.name for path in tmp_path.glob("v3-*"))
+        return sorted(path.name for path in tmp_path.glob("v4-*"))
 
     client = serve(settings_of(disk_cache=tmp_path))
     written("of an earlier daemon", CARD.fingerprint)
@@ -168,7 +168,7 @@ def test_a_clear_deletes_what_models_that_are_not_loaded_have_on_disk(
     named = client.post("/admin/cache/clear?model=two").raise_for_status().json()
     assert named["models"] == []
     assert named["disk_bytes_freed"] >= 8192
-    assert left() == [f"v3-{0:032}"]
+    assert left() == [f"v4-{0:032}"]
     client.post("/admin/models/unload?model=one").raise_for_status()
     everything = client.post("/admin/cache/clear?tiers=disk").raise_for_status().json()
     assert everything["disk_bytes_freed"] >= 8192

@@ -10,7 +10,6 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.api import ModelError
-from engine.mlx_backend.batch import SequenceTables
 from engine.mlx_backend.host import Machine
 from engine.mlx_backend.kv.layout import Layout, discover
 from engine.mlx_backend.kv.storage import Storage
@@ -22,6 +21,7 @@ from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.patches import RowAdapters
 from engine.mlx_backend.model.rows import TokenSpan
+from engine.mlx_backend.model.sequences import SequenceTables
 from engine.values.settings import EngineConfig
 from kvstore.ops import TablePatch
 from kvstore.sizes import StateCounts, StorageSizes, WindowSize
@@ -77,7 +77,8 @@ class Steps:
     def peak_bytes(self, start: int, n_tokens: int, n_rows: int) -> int:
         """Of a step that computes tokens of some rows, in addition to weights and arenas."""
         spans = [
-            self._tables[row].span(start, n_tokens, row, row * n_tokens, 1) for row in range(n_rows)
+            TokenSpan.of(self._tables[row], start, n_tokens, row, row * n_tokens, 1)
+            for row in range(n_rows)
         ]
         self._storage.states.begin_step()
         mx.reset_peak_memory()

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from server import service
 from server.errors import ApiError
+from server.http.attachments import Attachments
 from server.http.body import Head, is_light, parse, read_head
 from server.settings import Settings
 from tests.contract.daemon import running
@@ -38,7 +39,7 @@ SEED = 0
 LOOP = "server"
 """The name of the daemon's thread."""
 
-Parse = Callable[[bytes, type[BaseModel]], BaseModel]
+Parse = Callable[[bytes, type[BaseModel], Attachments | None], BaseModel]
 
 
 @dataclass(slots=True)
@@ -51,10 +52,12 @@ class Parses:
     on_loop: list[bytes] = field(default_factory=list)
     elsewhere: list[bytes] = field(default_factory=list)
 
-    def __call__(self, text: bytes, model: type[BaseModel]) -> BaseModel:
+    def __call__(
+        self, text: bytes, model: type[BaseModel], attachments: Attachments | None = None
+    ) -> BaseModel:
         is_loop = threading.current_thread().name == LOOP
         (self.on_loop if is_loop else self.elsewhere).append(text)
-        return self.parse(text, model)
+        return self.parse(text, model, attachments)
 
     def head(self, text: bytes) -> Head | None:
         if threading.current_thread().name == LOOP:

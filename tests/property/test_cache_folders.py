@@ -22,7 +22,7 @@ from kvstore.tokens import Digest
 from tests.disk_store_harness import LIMITS, PATIENCE, Chain, entry, extent_files, read, stored
 from tests.profiles import examples
 
-MODEL = f"v3-{blake3(b'model').hexdigest(length=16)}"
+MODEL = f"v4-{blake3(b'model').hexdigest(length=16)}"
 HASHES = [Digest(bytes([number]) * 32) for number in range(5)]
 CHAIN = Chain("chain", 5)
 
@@ -92,7 +92,7 @@ top_items = st.builds(
 )
 folder_items = st.builds(
     Item,
-    st.sampled_from([MODEL, f"{MODEL}-2", f"v1-{'0' * 32}", f"v3-{'1' * 32}", f"v4-{'2' * 32}"]),
+    st.sampled_from([MODEL, f"{MODEL}-2", f"v1-{'0' * 32}", f"v4-{'1' * 32}", f"v5-{'2' * 32}"]),
     st.just("file") | others | folders,
 )
 extent_items = st.builds(

@@ -452,7 +452,7 @@ def all_of(tokens: Tokens) -> Ids:
 
 
 def unpacked(path: bytes) -> Ids:
-    return tuple(memoryview(path).cast("I").tolist())
+    return tuple(memoryview(path).cast("Q").tolist())
 
 
 def common_prefix(left: Ids, right: Ids) -> int:

@@ -56,6 +56,11 @@ class Happening(StrEnum):
     RECOMPUTED = "sequences computed again after such a loss"
     BACKGROUND = "rows computed in the background"
     READMITTED = "sequences admitted again while their row was in flight"
+    IMAGE_ENCODED = "images encoded"
+    IMAGE_REUSED = "images that another request had encoded, or was encoding"
+    IMAGE_IN_PARTS = "images whose stages came in several steps"
+    IMAGE_FORGOTTEN = "images forgotten"
+    IMAGE_FAILED = "images that could not be encoded"
 
 
 Census = Counter[Happening]

@@ -3,12 +3,14 @@
 from random import Random
 
 from engine.core.drafting import DraftPolicy
+from engine.core.images import ImageFeatures
 from engine.core.metrics import Metrics
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import LiveSequence, Step
 from engine.core.step import Limits, StepResult, Verify
 from engine.disk_cache.cache import DiskCache
 from engine.output.text import NewOutput
+from engine.values.stats import ImageStats
 from kvstore.store import KVStore
 from tests.simulation.census import Census, Happening
 from tests.simulation.model import NAMESPACES
@@ -40,6 +42,7 @@ class CuttingScheduler(Scheduler):
         self._random = random
         self._census = census
         self._cut_share = random.choice([0.0, 0.0, 0.5])
+        self._image_stats = ImageStats(0, 0, 0, 0)
 
     def plan(self) -> Step | None:
         has_others = self.sequences.n_foreground > 0
@@ -58,11 +61,23 @@ class CuttingScheduler(Scheduler):
         ]
         self._census[Happening.READMITTED] += len(readmitted)
         super().commit(step, result)
+        if self.images is not None:
+            self._count_images(step, result, self.images)
 
-    def _add_prefill(self, sequence: LiveSequence, n_tokens: int, step: Step) -> None:
+    def _count_images(self, step: Step, result: StepResult, images: ImageFeatures) -> None:
+        """Count what a step that was computed had to do with images."""
+        census, stats = self._census, images.stats()
+        census[Happening.IMAGE_ENCODED] += stats.encoded - self._image_stats.encoded
+        census[Happening.IMAGE_REUSED] += stats.reused - self._image_stats.reused
+        self._image_stats = stats
+        census[Happening.IMAGE_IN_PARTS] += sum(work.first_stage > 0 for work in step.plan.encode)
+        census[Happening.IMAGE_FORGOTTEN] += len(step.plan.forget)
+        census[Happening.IMAGE_FAILED] += len(result.not_encoded)
+
+    def _add_prefill(self, sequence: LiveSequence, n_tokens: int, step: Step) -> bool:
         if n_tokens > 1 and self._random.random() < self._cut_share:
             n_tokens = self._random.randrange(1, n_tokens)
         is_again = isinstance(sequence.pending, Verify)  # whose rejected draft was rolled back
         self._census[Happening.AGAIN] += is_again
         self._census[Happening.AGAIN_IN_PARTS] += is_again and n_tokens < sequence.unplanned_tokens
-        super()._add_prefill(sequence, n_tokens, step)
+        return super()._add_prefill(sequence, n_tokens, step)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 from typing import TypeVar
@@ -19,6 +19,7 @@ from engine.disk_cache.transfers import LoadLimits
 from engine.disk_cache.writer import DiskWriter, WriteRules
 from engine.grammar.stage import GrammarStage
 from engine.output.text import output_factory
+from engine.values.images import ImageInput
 from engine.values.request import Request
 from engine.values.settings import DiskWrites
 from engine.values.stats import DecodeStats, MemoryStats, ModelMemory
@@ -34,7 +35,7 @@ from tests.simulation.checks.tree import WatchedTree
 from tests.simulation.cutting_scheduler import CuttingScheduler
 from tests.simulation.fake_runner import FakeRunner, Launching
 from tests.simulation.grammars import EOS, LateAnswers, plan_of
-from tests.simulation.model import ADAPTERS, text_of
+from tests.simulation.model import ADAPTERS, MAX_IMAGE_TOKENS, image_input, text_of
 from tests.simulation.troubled_store import TroubledStore
 
 NO_BYTES = StorageBytes(block=0, slots=(), arenas=0)
@@ -93,6 +94,8 @@ class Layout:
     rounded_every: int | None = None  # how many tokens, where states are saved in less precision
     n_blocks: tuple[int, ...] = (6, 10, 20, 48)  # of an engine's arena: one of these
     context_tokens: tuple[int, ...] = (24, 60, 200)  # of an engine: one of these
+    takes_images: bool = False
+    has_whole_images: bool = False
 
     @classmethod
     def draw(cls, random: Random) -> "Layout":
@@ -105,6 +108,13 @@ class Layout:
             has_states=(states := random.random()) < 0.5,
             rounded_every=next((n for most, n in _ROUNDED_EVERY.items() if states < most), None),
         )
+
+    def with_images(self, random: Random, share: float) -> "Layout":
+        """A share of the layouts take images, in half of these computed as a whole if they can."""
+        if random.random() >= share:
+            return self
+        is_whole = not self.has_states and random.random() < 0.6
+        return replace(self, takes_images=True, has_whole_images=is_whole)
 
     @property
     def part_bytes(self) -> tuple[int, ...]:
@@ -122,6 +132,7 @@ class World:
     answer_fault: Callable[[], bool]
     launching: Launching
     op_fault: Callable[[], None]
+    image_fault: Callable[[], bool]
 
 
 class Daemon:
@@ -155,6 +166,8 @@ class Daemon:
             world.row_fault,
             world.launching,
             world.op_fault,
+            self.limits.images,
+            world.image_fault,
         )
         self.sizes = StorageBytes(block=0, slots=(0,) * len(self.store.groups), arenas=0)
         self.part_bytes = layout.part_bytes
@@ -266,4 +279,12 @@ def _limits(random: Random, layout: Layout, n_blocks: int) -> Limits:
         step_stretch=random.choice([inf, 1.0, 1.5, 4.0]),
         adapters=frozenset(ADAPTERS),
         pools=True,
+        images=_images(random, layout),
     )
+
+
+def _images(random: Random, layout: Layout) -> ImageInput | None:
+    """With room for the features of one image, or of few."""
+    if not layout.takes_images:
+        return None
+    return image_input(layout.vocab_size, MAX_IMAGE_TOKENS + random.choice([0, 0, 5, 20]))

@@ -8,7 +8,15 @@ from engine.grammar.state import Complete
 from engine.values.output import FinishReason
 from engine.values.request import Pooling, Request, ThinkingBudget
 from tests.simulation.grammars import follow, ruled_out
-from tests.simulation.model import ROOT, chain, fingerprint, pooled_number, sample, text_of
+from tests.simulation.model import (
+    ROOT,
+    chain,
+    fingerprint,
+    pooled_number,
+    read_ids,
+    sample,
+    text_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,7 @@ def expected(
 ) -> Expected:
     """Generate without a cache, without neighbours, one token after another."""
     generated, past, adapter = list[int](), [ROOT], fingerprint(request.adapter)
-    for token_id in request.prompt:
+    for token_id in read_ids(request):
         past.append(chain(past[-1], token_id, adapter))
     kv = past[-1]
     while len(generated) < request.max_tokens:

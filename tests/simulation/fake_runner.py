@@ -31,6 +31,7 @@ from engine.core.step import (
     Verified,
     Verify,
 )
+from engine.values.images import Image, ImageInput
 from engine.values.output import TokenLogprob
 from engine.values.request import Pooling
 from kvstore.ops import (
@@ -50,14 +51,17 @@ from kvstore.ops import (
 from kvstore.pool import BlockPool
 from kvstore.recurrent import RoundedGroup
 from kvstore.slots import Group
+from kvstore.tokens import content_ids
 from kvstore.types import BlockId, SlotId
 from kvstore.window import WindowGroup
+from tests.simulation.fake_tower import FakeTower
 from tests.simulation.model import (
     ROOT,
     chain,
     fingerprint,
     packed,
     pooled_number,
+    positions_of,
     sample,
     unpacked,
 )
@@ -94,6 +98,9 @@ class BatchRow:
 
     sampling: Sampling
     adapter: str  # its fingerprint
+    images: tuple[Image, ...] = ()
+    names: dict[int, int] = field(default_factory=dict)  # of parts of images, by position
+    is_broken: bool = False  # an image of its could not be encoded
     tables: dict[int | None, dict[int, int]] = field(default_factory=dict)
     position: int = 0
     last_token: int | None = None
@@ -107,9 +114,8 @@ class BatchRow:
 
 @dataclass(slots=True)
 class Flight:
-    """A step that has been submitted.
-
-    `kv`: of its sampling rows, after their own last token and after each token of their drafts.
+    """A step that has been submitted. `kv`: of its sampling rows, after their last tokens and after
+    each token of their drafts.
     """
 
     plan: StepPlan
@@ -121,6 +127,8 @@ class Flight:
     scores: dict[SequenceId, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     vectors: dict[SequenceId, Vector] = field(default_factory=dict)
     read: list[Parts] = field(default_factory=list)
+    broken: set[SequenceId] = field(default_factory=set)
+    not_encoded: dict[bytes, str] = field(default_factory=dict)
 
     def pool(self, sequence_id: SequenceId, kv: Sequence[int]) -> None:
         self.vectors[sequence_id] = np.array([sum(map(pooled_number, kv))], np.float32)
@@ -132,7 +140,8 @@ class FakeRunner:
     Asserts what a real device could not notice: that no block is written which has another holder.
     `fault` is called whenever a real runner might raise, and may raise: after StorageLost nothing
     is left of what blocks and states held. `op_fault` is called before each op that changes what is
-    cached, and may raise. `row_fault` names rows that fail alone.
+    cached, and may raise. `row_fault` names rows that fail alone, and `image_fault` is whether the
+    next stages of an image cannot be computed.
     """
 
     def __init__(
@@ -145,7 +154,10 @@ class FakeRunner:
         row_fault: Callable[[SequenceId], bool],
         launching: Launching = Launching.AHEAD,
         op_fault: Callable[[], None] = lambda: None,
+        images: ImageInput | None = None,
+        image_fault: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.tower = FakeTower(images, image_fault)
         self._launching = launching
         self._pool = pool
         self._groups = groups
@@ -174,23 +186,46 @@ class FakeRunner:
         return self._states.get(slot, State())
 
     def submit(self, plan: StepPlan) -> None:
-        assert plan.rows or plan.ops, "a step that does nothing"
+        assert plan.rows or plan.ops or plan.encode, "a step that does nothing"
         assert not any(flight.drafts for flight in self._flights), "nobody knows where it goes on"
         self._change_batch(plan)
+        flight = Flight(plan)
+        if self._launching is Launching.AHEAD:  # so that a step that fails may have encoded
+            flight.not_encoded = self.tower.run(plan)
         self._meet_fault()
         self._execute_all(plan.ops_at(When.FIRST))
         self._states_before.clear()
-        flight = Flight(plan)
-        for row in plan.rows:
+        if self._launching is not Launching.AHEAD:
+            flight.not_encoded = self.tower.run(plan)
+        rows = self._computable(flight)
+        for row in rows:
             if isinstance(row, Prefill):
                 self._prefill(flight, row)
         if self._launching is Launching.WHEN_IDLE:
             self._meet_fault()  # the launch of a later forward fails: what is before it is computed
         self._execute_all(plan.ops_at(When.AFTER_PREFILLS))
-        for row in plan.rows:
+        for row in rows:
             if isinstance(row, Prefill) and row.pooling is Pooling.LAST:
                 flight.pool(row.sequence_id, self._forward(row.sequence_id, row.tokens[-1:]))
-        for row in plan.rows:
+        self._decode(flight, rows)
+        self._execute_all(plan.ops_at(When.LAST))
+        flight.read = [self._read(read) for read in plan.reads]
+        self._flights.append(flight)
+        assert len(self._flights) <= 2, "more than one step in flight"
+
+    def _computable(self, flight: Flight) -> list[Row]:
+        """The rows whose images are there. The others fail, and so do later rows of theirs."""
+        for row in flight.plan.rows:
+            own = self._rows[row.sequence_id]
+            if isinstance(row, Prefill):
+                own.is_broken |= self.tower.lacks(own.images, row.start, len(row.tokens))
+            if own.is_broken:
+                flight.broken.add(row.sequence_id)
+        return [row for row in flight.plan.rows if row.sequence_id not in flight.broken]
+
+    def _decode(self, flight: Flight, rows: Sequence[Row]) -> None:
+        """Compute the last tokens of the rows that sample."""
+        for row in rows:
             if isinstance(row, Prefill) and not row.samples:
                 continue
             batch_row, draft = self._rows[row.sequence_id], tuple[int, ...]()
@@ -205,15 +240,9 @@ class FakeRunner:
             assert batch_row.last_token is not None, "a decode of what has not been sampled"
             tokens = (batch_row.last_token, *draft)
             flight.kv[row.sequence_id] = self._forward(row.sequence_id, tokens)
-        self._execute_all(plan.ops_at(When.LAST))
-        flight.read = [self._read(read) for read in plan.reads]
-        self._flights.append(flight)
-        assert len(self._flights) <= 2, "more than one step in flight"
 
     def launch(self) -> None:
-        """All has been computed at submission. If the step fails from here on, it is as if decodes
-        had not been launched.
-        """
+        """All has been computed. A step that fails from here on is as if decodes had not been."""
 
     def draw(self, masks: StepMasks) -> None:
         flight = self._flights[-1]
@@ -233,6 +262,7 @@ class FakeRunner:
             for of_storage in (self._slots, self._windows, self._states, self._states_before):
                 of_storage.clear()
             self._forget_tokens()
+            self.tower.clear()
             for flight in self._flights:
                 flight.is_lost = True
             raise
@@ -292,11 +322,13 @@ class FakeRunner:
             self._forget_tokens()  # nobody knows which of them were sampled by these steps
             raise
         results = tuple(self._result(flight, row) for row in flight.plan.rows)
-        return StepResult(results, tuple(flight.read))
+        return StepResult(results, tuple(flight.read), not_encoded=flight.not_encoded)
 
     def _result(self, flight: Flight, row: Row) -> RowResult:
         name = row.sequence_id
         tokens = flight.sampled.get(name, ())
+        if name in flight.broken:
+            return Failed("injected: an image")
         if not isinstance(row, Resample):
             n_tokens = len(row.tokens) if isinstance(row, Prefill) else 1
             self.computed_tokens[name] += n_tokens + max(len(tokens) - 1, 0)
@@ -316,9 +348,15 @@ class FakeRunner:
         for entry in plan.enter:
             assert entry.sequence_id not in self._rows, "entered twice"
             sampling = entry.sampling
-            self._rows[entry.sequence_id] = BatchRow(
-                sampling, fingerprint(entry.adapter), output_index=sampling.output_index
+            row = self._rows[entry.sequence_id] = BatchRow(
+                sampling,
+                fingerprint(entry.adapter),
+                entry.images,
+                output_index=sampling.output_index,
             )
+            for image in entry.images:
+                names = content_ids(image.digest, image.n_tokens)
+                row.names |= zip(positions_of(image), names, strict=True)
         for sequence_id, patch in plan.patches:
             self._rows[sequence_id].patch(patch)
 
@@ -410,7 +448,7 @@ class FakeRunner:
         for position, token_id in enumerate(tokens, start=row.position):
             block = BlockId(row.tables[None][position // self._block_size])
             assert self._pool.total_refs(block) == 1, f"block {block} is written and shared"
-            following = chain(kv, token_id, row.adapter)
+            following = chain(kv, row.names.get(position, token_id), row.adapter)
             self._slots[block, position % self._block_size] = kv, following
             kv = following
             values.append(kv)

@@ -7,8 +7,14 @@ adapter alone.
 
 from array import array
 from collections.abc import Sequence
+from itertools import chain as joined
+
+from blake3 import blake3
 
 from engine.core.request import Namespaces
+from engine.values.images import Image, ImageInput, PreparedImage
+from engine.values.request import Request
+from kvstore.tokens import content_ids
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 ROOT = 0x9E3779B97F4A7C15
@@ -25,6 +31,48 @@ _READ_AS = {fingerprint: 1000 * n for n, fingerprint in enumerate(("", *ADAPTERS
 """By fingerprint: with an adapter the model computes what it would of tokens so much higher."""
 
 
+IMAGE_SIZES = (1, 2, 3, 5, 5, 7)
+"""Tokens of the images that requests have."""
+
+DIGESTS = tuple(blake3(b"image %d" % n).digest() for n in range(len(IMAGE_SIZES)))
+NAMES = tuple(joined.from_iterable(map(content_ids, DIGESTS, IMAGE_SIZES)))
+"""The ids of all their parts."""
+
+MAX_IMAGE_TOKENS, N_STAGES = 8, 3
+
+
+def image_input(vocab_size: int, feature_bytes: int) -> ImageInput:
+    """The last token of the vocabulary stands for parts of images, and is a token as any other."""
+    return ImageInput(vocab_size - 1, MAX_IMAGE_TOKENS, N_STAGES, 1, feature_bytes)
+
+
+def prepared_image(number: int, vocab_size: int, is_whole: bool) -> PreparedImage:
+    """One of the images. Every other one has two runs, with a token between them."""
+    size, part = IMAGE_SIZES[number], vocab_size - 1
+    runs: tuple[tuple[int, int], ...] = ((0, size),)
+    tokens = (part,) * size
+    if number % 2 and size > 2:
+        runs, tokens = ((0, 2), (3, size - 2)), (part, part, 0, *(part,) * (size - 2))
+    return PreparedImage(Image(DIGESTS[number], runs, (size,), "", is_whole), tokens)
+
+
+def read_ids(request: Request) -> list[int]:
+    """What the model reads of a prompt: parts of images in place of the tokens that stand for
+    them.
+    """
+    ids = list(request.prompt)
+    for image in request.images:
+        names = iter(content_ids(image.digest, image.n_tokens))
+        for position in positions_of(image):
+            ids[position] = next(names)
+    return ids
+
+
+def positions_of(image: Image) -> list[int]:
+    """The positions of an image's parts."""
+    return [at for first, n_tokens in image.runs for at in range(first, first + n_tokens)]
+
+
 def fingerprint(adapter: str) -> str:
     """Of the adapter of that name; "" for none."""
     return ADAPTERS[adapter] if adapter else ""
@@ -39,10 +87,11 @@ def chain(previous: int, token_id: int, adapter: str = "") -> int:
 
 
 def token_between(previous: int, own: int, vocab_size: int, adapter: str) -> int:
-    """The token whose KV is `own` behind `previous`. Raises StopIteration if there is none."""
-    return next(
-        token_id for token_id in range(vocab_size) if chain(previous, token_id, adapter) == own
-    )
+    """The token, or the part of an image, whose KV is `own` behind `previous`. Raises StopIteration
+    if there is none.
+    """
+    ids: list[int] = [*range(vocab_size), *NAMES]
+    return next(token_id for token_id in ids if chain(previous, token_id, adapter) == own)
 
 
 def packed(numbers: Sequence[int], size: int) -> bytes:

@@ -7,6 +7,7 @@ from engine.core.sequence import LiveSequence
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import Request
 from tests.simulation.expected import Expected
+from tests.simulation.model import positions_of
 
 
 @dataclass(slots=True)
@@ -60,6 +61,8 @@ class Receiver:
             assert event.finish_reason is expected.finish_reason
             assert event.pooled == expected.pooled, "another vector than when alone"
             scored = [entry and entry.token_id for entry in self.scored[event.index]]
-            wanted = [None, *self.request.prompt[1:]]
+            parts = {0}.union(*map(positions_of, self.request.images))
+            ids = enumerate(self.request.prompt)
+            wanted = [None if at in parts else token_id for at, token_id in ids]
             assert scored == (wanted if self.request.prompt_logprobs is not None else [])
             assert (token_ids, text) == (expected.token_ids, expected.text), "cut short"

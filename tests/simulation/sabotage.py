@@ -17,7 +17,8 @@ from engine.core.loop import EngineLoop
 from engine.core.pins import Pins
 from engine.core.queue import WaitingQueue
 from engine.core.request import Namespaces
-from engine.core.sequence import LiveSequence, LiveSequences, PlannedRow, batch_entry
+from engine.core.rows import batch_entry
+from engine.core.sequence import LiveSequence, LiveSequences, PlannedRow
 from engine.core.step import BatchEntry
 from engine.disk_cache.loader import DiskLoader, _Load
 from engine.disk_cache.writer import DiskWriter
@@ -266,7 +267,7 @@ SABOTAGES: Sequence[Sabotage] = (
         KVStore,
         "_ensure_private",
         _write_shared,
-        581,
+        582,
         "is written and shared",
     ),
     Sabotage(
@@ -290,7 +291,7 @@ SABOTAGES: Sequence[Sabotage] = (
         SlotPool,
         "forget",
         _nothing,
-        16,
+        587,
         "another's window is attached",
     ),
     Sabotage(
@@ -314,7 +315,7 @@ SABOTAGES: Sequence[Sabotage] = (
         DiskLoader,
         "_end",
         _publish_whole_load,
-        582,
+        634,
         "a block of other tokens",
     ),
     Sabotage(
@@ -330,7 +331,7 @@ SABOTAGES: Sequence[Sabotage] = (
         RecurrentState,
         "end_snapshot",
         _keep_draft_state,
-        616,
+        639,
         "the state of another prefix",
     ),
     Sabotage(
@@ -450,7 +451,7 @@ SABOTAGES: Sequence[Sabotage] = (
         PlannedRow,
         "is_current",
         property(_of_any_lease),
-        3434,
+        3082,
         "is to be written, and has 2 references",
     ),
     Sabotage(

@@ -53,6 +53,9 @@ PINNING_MACHINES = 11
 LOSING_MACHINES = 13
 """One machine in this many loses steps, and all that is stored."""
 
+IMAGE_MACHINES = 0.35
+"""The share of the machines whose model takes images."""
+
 LOST = {StepLost: Happening.STEP_LOST, StorageLost: Happening.STORAGE_LOST}
 
 CLEARED = {
@@ -83,12 +86,8 @@ class Simulation:
         self._loss_rate = self._losses.choice([0.02, 0.1]) if seed % LOSING_MACHINES == 11 else 0.0
         self._host_faults = Random(f"host {seed}")
         self._host_fault_rate = self._host_faults.choice([0.0, 0.0, 0.002, 0.02])
-        self._crowds = random.choice([[1], [1, 1, 3]])
-        self._abort_rate = random.choice([0.0, 0.02, 0.1])
-        self._arrival_rate = random.choice([0.1, 0.5, 0.8])
-        self._clear_rate = random.choice([0.05, 0.2, 0.4])
-        self._restart_rate = random.choice([0.0, 0.03, 0.06])
-        self._pieces = Random(f"pieces {seed}")
+        self._draw_rates()
+        self._pieces, self._image_faults = Random(f"pieces {seed}"), Random(f"image faults {seed}")
         pins = Random(f"pins {seed}")
         is_pinning = seed % PINNING_MACHINES == 2
         self._layout = Layout.draw(random)
@@ -100,6 +99,8 @@ class Simulation:
                 n_blocks=(8, 12, 16),
                 context_tokens=(200,),
             )
+        images = Random(f"images {seed}")
+        self._layout = self._layout.with_images(images, IMAGE_MACHINES)
         check = RecordCheck(self._layout.vocab_size)
         self.tier = TroubledStore(random, Temper.draw(random), check, self.census)
         self._has_disk = random.random() < 0.85
@@ -113,8 +114,19 @@ class Simulation:
         else:
             rates = PINNING_RATES if can_pin else BACKGROUND_RATES
             self._workload = Workload(random, *sizes, rates)
+        if self._layout.takes_images:
+            self._workload.send_images(images, is_whole=self._layout.has_whole_images)
         self._namespaces = NamespaceCheck()
         self._start()
+
+    def _draw_rates(self) -> None:
+        """How often what clients and operators do happens."""
+        random = self.random
+        self._crowds = random.choice([[1], [1, 1, 3]])
+        self._abort_rate = random.choice([0.0, 0.02, 0.1])
+        self._arrival_rate = random.choice([0.1, 0.5, 0.8])
+        self._clear_rate = random.choice([0.05, 0.2, 0.4])
+        self._restart_rate = random.choice([0.0, 0.03, 0.06])
 
     def _pin_much(self, pins: Random) -> Sequence[float]:
         """Have pins last, and steps overlap. Return the shares of requests in the background."""
@@ -135,6 +147,7 @@ class Simulation:
             self._answer_fault,
             self._launching,
             self._op_fault,
+            self._image_fault,
         )
         tier = self.tier if self._has_disk else None
         self.daemon = Daemon(self.random, self._layout, world, tier, self.census)
@@ -216,6 +229,8 @@ class Simulation:
         invariants.check(daemon.store)
         if not daemon.scheduler.has_work:
             invariants.check_idle(daemon.store)
+            if (images := daemon.scheduler.images) is not None and daemon.loop.in_flight is None:
+                assert not [*filter(None, images.problems())], [*images.problems()]
         self._disk_check.check()
         self._check_pins()
         self._content.check_attached()
@@ -406,6 +421,9 @@ class Simulation:
         """The code of one sequence on the host may fail."""
         if self._host_faults.random() < self._host_fault_rate:
             raise_injected(self._host_faults.random())
+
+    def _image_fault(self) -> bool:
+        return self._image_faults.random() < self._fault_rate / 4
 
     def _answer_fault(self) -> bool:
         return self.random.random() < self._fault_rate

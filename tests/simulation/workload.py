@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from engine.core.step import Limits
+from engine.values.images import Image
 from engine.values.request import (
     Constraint,
     Grammar,
@@ -16,9 +17,9 @@ from engine.values.request import (
     SamplingParams,
     ThinkingBudget,
 )
-from engine.values.tokens import pack
+from engine.values.tokens import PackedTokens, pack
 from tests.simulation.grammars import is_dispensable
-from tests.simulation.model import ADAPTERS
+from tests.simulation.model import ADAPTERS, IMAGE_SIZES, prepared_image
 
 
 class Workload:
@@ -46,11 +47,21 @@ class Workload:
         self._background = Random(str(self._prefixes))
         self._answers = Random(f"answers {self._prefixes}")  # of requests in the background
         self._background_rate = self._background.choice(background_rates)
+        self._images: Random | None = None
+        self._image_rate = 0.0
+        self._has_whole_images = False
+        self._most = 0  # tokens of a prompt
+
+    def send_images(self, random: Random, *, is_whole: bool) -> None:
+        """Have clients send images from now on, in a share of their prompts."""
+        self._images, self._image_rate = random, random.choice([0.2, 0.5, 0.9])
+        self._has_whole_images = is_whole
 
     def request(self, limits: Limits) -> Request:
         """One that such an engine may serve, or must refuse."""
         random = self._random
         most = min(limits.max_context_tokens, limits.arena_tokens)
+        self._most = most
         prompt = self._prompt()[: most if random.random() < 0.9 else None]
         max_tokens = random.choice(self._max_tokens)
         client = self._client()
@@ -60,9 +71,13 @@ class Workload:
             return self._background_request(prompt, client)
         if random.random() < self._pooled_rate:
             return self._pooled_request(prompt, client)
+        tokens, images = self._placed(prompt)
+        if images:
+            max_tokens = max(min(max_tokens, most - len(tokens)), 0)
         return Request(
             id=str(random.getrandbits(64)),
-            prompt=pack(prompt),
+            prompt=tokens,
+            images=images,
             max_tokens=max_tokens,
             sampling=SamplingParams(
                 seed=random.choice([None, 1]),
@@ -105,13 +120,48 @@ class Workload:
         )
 
     def _without_answer(self, prompt: list[int], client: str, random: Random) -> Request:
+        tokens, images = self._placed(prompt)
         return Request(
             id=str(random.getrandbits(64)),
-            prompt=pack(prompt),
+            prompt=tokens,
+            images=images,
             max_tokens=0,
             client=client,
             cache_salt="salt" if random.random() < self._salt_rate else "",
         )
+
+    def _placed(self, prompt: list[int]) -> tuple[PackedTokens, tuple[Image, ...]]:
+        """The tokens and the images of a prompt in which -1 - n stands for image n. Most prompts
+        that are too long lose their ends, and most that end with an image get one token more.
+        """
+        random, size = self._images, self._vocab_size
+        if random is None:
+            return pack(prompt), ()
+        is_long = random.random() < 0.05
+        ids, images = list[int](), list[Image]()
+        for item in prompt:
+            if item >= 0:
+                added, found = [item], []
+            else:
+                image = prepared_image(-1 - item, size, self._has_whole_images)
+                added, found = list(image.tokens), [image.at(len(ids))]
+            if len(ids) + len(added) >= self._most and not is_long:
+                break
+            ids += added
+            images += found
+        if not ids or (images and images[-1].stop == len(ids) and random.random() < 0.95):
+            ids.append(0)
+        return pack(ids), tuple(images)
+
+    def _with_images(self, prompt: list[int]) -> list[int]:
+        """A prompt, perhaps with some images at places of their own."""
+        random = self._images
+        if random is None or random.random() >= self._image_rate:
+            return prompt
+        for _ in range(random.choice([1, 1, 2, 4])):
+            at = random.randint(len(prompt) // 3, len(prompt))
+            prompt.insert(at, -1 - random.randrange(len(IMAGE_SIZES)))
+        return prompt
 
     def tokens(self, least: int, most: int) -> list[int]:
         count = self._random.randint(least, max(least, most))
@@ -149,7 +199,7 @@ class Workload:
             return list(random.choice(self._sent))
         prompt = list(random.choice(self._prefixes))
         cut = random.randint(len(prompt) // 3 + 1, len(prompt))
-        prompt = prompt[:cut] + self.tokens(0, 2 * self._block_size)
+        prompt = self._with_images(prompt[:cut] + self.tokens(0, 2 * self._block_size))
         if random.random() < 0.3:
             self._prefixes[random.randrange(len(self._prefixes))] = prompt
         self._sent.append(prompt)

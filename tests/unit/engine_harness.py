@@ -1,5 +1,6 @@
 """A scheduler over a real store and the hash model, driven step by step."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -22,6 +23,7 @@ from engine.core.step import (
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
 from engine.output.text import output_factory
+from engine.values.images import Image, ImageInput
 from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Pooling, Request, SamplingParams
 from engine.values.tokens import pack
@@ -55,13 +57,15 @@ class Harness:
         disk: Callable[[KVStore], DiskCache] | None = None,
         clock: Callable[[], float] = lambda: 0.0,
         drafts: type[DraftPolicy] = ScriptedPolicy,
+        images: ImageInput | None = None,
+        step_stretch: float = math.inf,
     ) -> None:
         self.pool = BlockPool(n_blocks)
         tree = RadixTree(self.pool, block_size, hashes_blocks=True)
         self.store = KVStore(self.pool, tree, block_size, groups)
         self.fault: Callable[[], None] = lambda: None
         self.runner = FakeRunner(
-            self.pool, groups, block_size, VOCAB_SIZE, self._raise_fault, row_fault
+            self.pool, groups, block_size, VOCAB_SIZE, self._raise_fault, row_fault, images=images
         )
         self.limits = Limits(
             vocab_size=VOCAB_SIZE,
@@ -70,7 +74,9 @@ class Harness:
             max_running=max_running,
             max_waiting=max_waiting,
             step_tokens=step_tokens,
+            step_stretch=step_stretch,
             pools=True,
+            images=images,
         )
         self.new_output = output_factory(eos_token_ids, lambda _: LetterDetokenizer())
         self.scheduler = Scheduler(
@@ -112,6 +118,7 @@ class Harness:
         is_background: bool = False,
         pin: bool = False,
         reports_progress: bool = False,
+        images: tuple[Image, ...] = (),
     ) -> str:
         request = Request(
             id=f"request-{next(self._ids)}",
@@ -129,6 +136,7 @@ class Harness:
             is_background=is_background,
             pin=pin,
             reports_progress=reports_progress,
+            images=images,
         )
         self.scheduler.add(self.scheduler.prepare(request))
         return request.id

@@ -1,5 +1,6 @@
 """What the kvstore tests have in common: a store, and a request served through it."""
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvstore import invariants
@@ -88,6 +89,11 @@ def drain(store: KVStore) -> list[BlockId]:
         invariants.check(store)
         order.append(block)
     return order
+
+
+def packed(ids: Iterable[int]) -> bytes:
+    """The packed run of these token ids."""
+    return array("Q", ids).tobytes()
 
 
 def run_of(start: int, n_tokens: int) -> list[int]:

@@ -36,7 +36,7 @@ class Comb:
     def grow(self, after: BlockId | None) -> BlockId:
         """Index a block after another one, which nobody uses."""
         [block] = self.pool.allocate(1)
-        tokens = array("I", [next(self._numbers)] * BLOCK).tobytes()
+        tokens = array("Q", [next(self._numbers)] * BLOCK).tobytes()
         self.tree.insert(NS, tokens, [block], after)
         self.tree.offer(self.pool.release([block]))
         return block
@@ -75,7 +75,7 @@ def test_a_clear_costs_the_same_however_much_it_clears() -> None:
     for depth in (SHALLOW, DEEP):
         comb = Comb(depth)
         costs.append(lines_of(comb.tree.clear))
-        whole = array("I", [2] * BLOCK).tobytes()  # the first block of the path
+        whole = array("Q", [2] * BLOCK).tobytes()  # the first block of the path
         assert comb.tree.match(NS, whole).n_tokens == 0
         n_left = 2 * depth
         while comb.tree.forget_cleared(16):

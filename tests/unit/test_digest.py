@@ -13,12 +13,12 @@ NS = Namespace(model="qwen3", adapter="", kv_format="float32", cache_salt="ü")
 
 
 def packed(ids: Iterable[int]) -> bytes:
-    return b"".join(token_id.to_bytes(4, "little") for token_id in ids)
+    return b"".join(token_id.to_bytes(8, "little") for token_id in ids)
 
 
 def test_the_root_is_the_hash_of_the_length_prefixed_fields() -> None:
     written_out = (
-        b"rootstock.kv.v1"
+        b"rootstock.kv.v2"
         b"\x05\x00\x00\x00\x00\x00\x00\x00qwen3"
         b"\x00\x00\x00\x00\x00\x00\x00\x00"
         b"\x07\x00\x00\x00\x00\x00\x00\x00float32"
@@ -72,6 +72,6 @@ def test_fields_cannot_be_shifted_into_one_another() -> None:
 
 
 KNOWN_CHAIN = [
-    "cd462d31c144a10e1712a5637a47b926100c5d1d53cfb27f48d9b6b410a05ebb",
-    "4f8291fa3b05d5156318584b053169d06a5bdf1c32f79159ceedc87396f48680",
+    "e853ed4f6c59ca9ef2a3c227df147879c9c65fb6f46076bfadf0e352d41fb98d",
+    "2723394bd97266e90d0467d905f5cb24f15204614f421a15e972d580e98cdae2",
 ]

@@ -16,7 +16,7 @@ from engine.kv_events.publisher import KVEventPublisher
 from engine.values.settings import KVEventsConfig
 from kvstore.node import BlockEvent
 from kvstore.store import KVStore
-from kvstore.tokens import TOKEN_BYTES, Tokens, block_digests, unpacked
+from kvstore.tokens import TOKEN_BYTES, Tokens, block_digests, content_ids, unpacked
 from kvstore.types import Namespace
 from tests.kv_event_reader import Batch, Block, Cached, Subscriber, replayed
 from tests.polling import until
@@ -187,6 +187,23 @@ def test_a_router_knows_the_tree_after_each_of_10_000_operations(seed: int) -> N
     assert (again.blocks, again.orphans) == (router.blocks, 0)
 
 
+def test_a_block_with_an_image_has_the_ids_of_its_prompt_and_a_key_of_its_own() -> None:
+    store = make_store(64)
+    facts = facts_of(store)
+    names = content_ids(bytes(32), 3), content_ids(bytes(31) + b"1", 3)
+    for own in names:
+        serve(store, [1, 2, 3, 4, 5, 6, *own, 7, 8, 9, 10, 11, 12])
+    payloads = batches(PublishedBlocks(BLOCK, {}, 99).events(facts, []), 0)
+    events = [event for payload in payloads for event in msgpack.decode(payload)[1]]
+    ids = [token_id for event in events for token_id in event["token_ids"]]
+    keys = [key for event in events for key in event["extra_keys"]]
+    after_text = [5, 6, 99, 99, 99, 7, 8, 9]
+    assert ids == [1, 2, 3, 4, *after_text, *after_text]
+    assert keys[0] is None
+    assert keys[1] != keys[3]
+    assert {len(key) for key in keys if key is not None} == {1}
+
+
 class TestSubscribers:
     def test_one_that_is_there_sees_each_turn(self) -> None:
         with publishing() as published, Subscriber(published.endpoint) as subscriber:
@@ -202,6 +219,7 @@ class TestSubscribers:
             published.serve(A, [*A[:4], *B[:8]])
             published.serve(B, namespace=Namespace(model="m", adapter="sql"))
             published.serve(B, namespace=Namespace(model="m", cache_salt="tenant"))
+            until(lambda: published.publisher.stats().batches == 3)  # or it might not be late
             with Subscriber(published.endpoint) as subscriber:
                 subscriber.receive_until({*published.expected})
                 assert subscriber.cached.blocks == published.expected

@@ -85,7 +85,7 @@ def conversation(
 
 def rendered(template: str, chat: Conversation, memory: Replays) -> str:
     prompts, _ = model(template)
-    return prompts.decode(prompts.chat(chat, memory, SALT), "tokens")
+    return prompts.decode(prompts.chat(chat, memory, SALT).tokens, "tokens")
 
 
 def planned(template: str, chat: Conversation) -> AnswerPlan:

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from engine.core.step import Sampling, SequenceId
-from engine.mlx_backend.batch import BatchRow, SequenceTables
+from engine.mlx_backend.batch import BatchRow
 from engine.mlx_backend.decode.batch import DecodeBatch, GroupTables, row_bucket
 from engine.mlx_backend.gpu.paged import PagedAttention, as_it_is, smaller_units
 from engine.mlx_backend.kv.arena import Arena
 from engine.mlx_backend.kv.shape import LayerShape
 from engine.mlx_backend.model.attention import SHORT_TOKENS, Attention, ListedWork
 from engine.mlx_backend.model.rows import BlockTable, Counts, DecodeRows, RowGroup, TokenSpan
+from engine.mlx_backend.model.sequences import SequenceTables
 from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.values.request import SamplingParams
 from engine.values.settings import KVFormat
@@ -235,7 +236,7 @@ def test_a_steady_batch_attends_as_over_gathered_keys(seed: int) -> None:
         for index, group in enumerate(groups):
             table, work = batch.tables[index], batch.work[index]
             firsts = None if group.window is None else batch.first_keys[index]
-            traced = DecodeRows(arena, table, batch.positions, firsts)
+            traced = DecodeRows(arena, table, batch.positions, batch.positions, firsts)
             assert work is not None
             prepare = attention.prepare_decode(
                 batch.size, table.shape[1], arena, group.window, work.sizes

@@ -58,7 +58,7 @@ def history(**said: str) -> Conversation:
 
 
 def rendered(prompts: PromptEncoder, chat: Conversation) -> str:
-    return prompts.decode(prompts.chat(chat, Replays(), ""), "tokens")
+    return prompts.decode(prompts.chat(chat, Replays(), "").tokens, "tokens")
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def encoder(kind: Kind) -> PromptEncoder:
 def rendered(kind: Kind, *messages: dict[str, Any], **fields: Any) -> str:
     body = ChatRequest.model_validate({"messages": [*messages], **fields})
     prompts = encoder(kind)
-    return prompts.decode(prompts.chat(body.conversation, Replays(), ""), "tokens")
+    return prompts.decode(prompts.chat(body.conversation, Replays(), "").tokens, "tokens")
 
 
 def called(arguments: str, id: str = "abcdefghi") -> dict[str, Any]:

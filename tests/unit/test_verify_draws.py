@@ -3,7 +3,8 @@
 import pytest
 
 from engine.core.step import SampledToken, Sampling, SequenceId
-from engine.mlx_backend.batch import BatchRow, SequenceTables
+from engine.mlx_backend.batch import BatchRow
+from engine.mlx_backend.model.sequences import SequenceTables
 from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.submitted_step import RowDraws, StepDraws
 from engine.values.request import SamplingParams

@@ -262,6 +262,7 @@ async def answered(app: ASGIApp, seconds: float | None) -> list[Message]:
         output_budget(settings),
         HttpAnswers(),
         RequestTracker(),
+        may_take_images=lambda: False,
     )
     sent: list[Message] = []
 

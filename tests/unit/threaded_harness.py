@@ -11,8 +11,9 @@ from engine.core.step import StepMasks, StepPlan, StepResult
 from engine.grammar.answers import Trials
 from engine.grammar.pool import GrammarPool
 from engine.grammar.process import GrammarProcess, GrammarProcesses
+from engine.images.queue import ImageQueue
 from engine.thread import EngineParts
-from engine.values.model import ModelCard
+from engine.values.model import ModelCard, RenderedChat
 from engine.values.output import OutputEvent
 from engine.values.request import Request, SamplingParams
 from engine.values.tokens import pack
@@ -67,6 +68,15 @@ class Letters:
     ) -> list[int]:
         return [1]
 
+    @property
+    def image_stand_in(self) -> str:
+        return ""
+
+    def render_with_images(
+        self, messages: object, images: object, replays: object = None, /, **arguments: object
+    ) -> RenderedChat:
+        raise NotImplementedError
+
 
 class GatedRunner:
     """Lets a step be collected only when it is let through. `begun` is set while one waits."""
@@ -114,6 +124,7 @@ class Parts:
 
     inbox: Inbox
     loop: EngineLoop
+    images: ImageQueue | None = None
 
     def __init__(self, **limits: int) -> None:
         self.now = 0.0
@@ -133,6 +144,7 @@ class Parts:
             memory=lambda: NO_MEMORY,
             decode=lambda: NO_DECODE,
             release_thread=lambda: None,
+            images=self.images,
         )
 
 

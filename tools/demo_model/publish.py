@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx_lm.models.qwen3 import Model
 from transformers import PreTrainedTokenizerFast
 
-from engine.mlx_backend.loading.loader import named_weights
+from engine.mlx_backend.loading.weights import named_weights
 from tools.demo_model.score import Score
 from tools.demo_model.tokens import CHAT_TEMPLATE
 from tools.demo_model.train import CONFIG

@@ -61,8 +61,9 @@ class DecodeBatch:
     compute position 0 of the scratch block again and again. `tables`: for each arena
     `[size, width]`, padded with its blank block; `first_keys`: for each arena the position of a
     row's first key, `[size]`. `positions`: of the tokens to compute; `advance`: how far a step
-    moves them. Both int32 `[size]`. `begun`: for each arena the blocks that the tokens begin.
-    `work`: for each arena the list of its attention; None where it needs none.
+    moves them; `deltas`: what is added for their rotary positions. All int32 `[size]`. `begun`: for
+    each arena the blocks that the tokens begin. `work`: for each arena the list of its attention;
+    None where it needs none.
     """
 
     def __init__(
@@ -83,6 +84,8 @@ class DecodeBatch:
         self._versions = [row.tables.version for row in rows]
         self.positions = mx.array(self._padded(self._next))
         self.advance = mx.array(self._padded([1] * len(rows)))
+        deltas = [row.tables.rotary_delta(row.position) for row in rows]
+        self.deltas = mx.array(self._padded(deltas))
         self.tables = list[mx.array]()
         self.first_keys = list[mx.array]()
         # For each arena the entry of each row's table that its line begins with.

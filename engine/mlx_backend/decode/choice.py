@@ -17,7 +17,7 @@ from mlx.nn.layers.base import Module
 
 from engine.api import Report, one_line
 from engine.core.step import NO_MASKS, Sampling, SequenceId
-from engine.mlx_backend.batch import BatchRow, SequenceTables
+from engine.mlx_backend.batch import BatchRow
 from engine.mlx_backend.decode.compiled import CompiledDecode, CompiledDraws, Unfit
 from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.kv.storage import Storage
@@ -30,6 +30,7 @@ from engine.mlx_backend.loading.memory import (
 from engine.mlx_backend.loading.selfcheck import deviation, tolerance
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.patches import NO_ADAPTER
+from engine.mlx_backend.model.sequences import SequenceTables
 from engine.mlx_backend.sampling.draws import Draw, DrawParams, Kind, draw
 from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.sampler import Sampler

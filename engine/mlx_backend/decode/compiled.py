@@ -260,6 +260,7 @@ class CompiledDecode:
             tokens,
             batch.positions,
             batch.advance,
+            batch.deltas,
             tables,
             batch.first_keys,
             [[] if own is None else list(own.arrays) for own in work],
@@ -320,6 +321,7 @@ class CompiledDecode:
             tokens: mx.array,
             positions: mx.array,
             advance: mx.array,
+            deltas: mx.array,
             tables: list[mx.array],
             first_keys: list[mx.array],
             work: list[list[mx.array]],
@@ -327,8 +329,16 @@ class CompiledDecode:
             pools: list[mx.array],
             states: list[mx.array],
         ) -> Outputs:
+            images = model.execution.images
+            rotary = positions if images is None or images.merge is None else positions + deltas
             rows = [
-                DecodeRows(group.arena, table, positions, None if group.window is None else firsts)
+                DecodeRows(
+                    group.arena,
+                    table,
+                    positions,
+                    rotary,
+                    None if group.window is None else firsts,
+                )
                 for group, table, firsts in zip(groups, tables, first_keys, strict=True)
             ]
             forwards = {

@@ -1,7 +1,7 @@
 """Loads a checkpoint with mlx-lm: the model, its tokenizer, and the parts that embed or score."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_unflatten
 from mlx_lm import utils
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -25,11 +25,13 @@ from engine.mlx_backend.loading.checkpoint import (
     max_context_tokens,
     read_header,
 )
+from engine.mlx_backend.loading.images import Vision, open_vision, read_vision, with_images
 from engine.mlx_backend.loading.purpose import GENERATES, Purpose
 from engine.mlx_backend.loading.selfcheck import find_execution
 from engine.mlx_backend.loading.weights import (
     OriginalLayers,
     gpu_only,
+    named_weights,
     own_arrays,
     to_float32,
 )
@@ -38,10 +40,12 @@ from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import HIDDEN_STATES, Execution, Pooler
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters
 from engine.mlx_backend.model.plain_kernels import install_plain_kernels
+from engine.mlx_backend.vision.modules import NoVision
 from engine.text.tokenizer import with_any_config
 from engine.values.model import Embedder, Reranker, TemplateKind
 from engine.values.settings import AdapterConfig, KVFormat, StateFormat
 from engine.values.stats import readable_bytes
+from kvstore.sizes import StorageSizes
 
 FLOAT32_SHARE = 0.8  # of memory, at most, for weights in float32
 READ_BYTES = 128 << 20  # of weights that are read at once, and then compared with mlx-lm's
@@ -65,6 +69,24 @@ class LoadedModel:
     adapters: Mapping[str, str]  # fingerprints by name
     original: OriginalLayers  # with which the layers are compared when their weights are read
     purpose: Purpose = GENERATES
+    vision: Vision | None = None
+    images_refused: str = ""  # why its vision tower cannot be loaded; "" where it is, or has none
+
+
+def open_images(loaded: LoadedModel, checkpoint: Path, step_tokens: int) -> LoadedModel:
+    """The model with the vision tower of its checkpoint, if it generates. A tower that cannot be
+    used, with steps of `step_tokens`, is left out, and the reason stated.
+    """
+    if not loaded.purpose.generates:
+        return loaded
+    try:
+        has_states = bool(loaded.layout.states)
+        vision = open_vision(checkpoint, step_tokens, has_states=has_states)
+    except NoVision as reason:
+        return replace(loaded, images_refused=str(reason))
+    if vision is None:
+        return loaded
+    return replace(loaded, vision=vision, weight_bytes=loaded.weight_bytes + vision.weight_bytes)
 
 
 def open_model(
@@ -137,11 +159,52 @@ def check_model(loaded: LoadedModel, attentions: Sequence[Attention], report: Re
     in_full = loaded.layout.stored_as(KVFormat.FULL)
     execution = find_execution(loaded.model, in_full, attentions, loaded.row_adapters)
     mx.clear_cache()  # the check's buffers
+    execution = _with_images(loaded, execution)
     if execution.batching is not LADDER[0]:
         report(f"batches: {execution.batching.name}, since not {execution.rejected[0]}")
     if execution.attention is not attentions[0]:
         report(f"attention: {execution.attention.name}, since not {execution.rejected[-1]}")
     return execution
+
+
+def _with_images(loaded: LoadedModel, execution: Execution) -> Execution:
+    """The execution with images, if the model takes some and the check finds nothing wrong."""
+    if loaded.vision is None:
+        return replace(execution, images_refused=loaded.images_refused)
+    try:
+        return with_images(
+            loaded.model, loaded.model.layers, loaded.layout, execution, loaded.vision
+        )
+    except NoVision as reason:
+        return replace(execution, images_refused=str(reason))
+
+
+def batching_words(execution: Execution) -> str:
+    """The card's `batching`."""
+    name = f"{execution.batching.name}, {execution.attention.name} attention"
+    return f"{name}, since not {execution.rejected[0]}" if execution.rejected else name
+
+
+def slowdowns(
+    execution: Execution, preferred: Attention, sizes: StorageSizes, problem: str
+) -> Iterator[str]:
+    """The card's `slowdowns`. `problem` is why MLX cannot compile; "" if it can."""
+    if problem:
+        yield (
+            f"MLX fuses no operations, so all steps take longer: {problem}. "
+            "Mend that, and start the daemon again."
+        )
+    if execution.attention is not preferred:
+        yield (
+            f"Steps take longer, because attention is {execution.attention.name} and not "
+            f"{preferred.name}. The check at load rejected {execution.rejected[0]}. "
+            "Try newer versions of mlx and mlx-lm, or report the model."
+        )
+    if sizes.states is not None and not sizes.states.saved:
+        yield (
+            "No recurrent state can be saved, so no prompt is resumed from the cache. "
+            "Raise kv_cache_bytes or lower max_running."
+        )
 
 
 def read_weights(loaded: LoadedModel, report: Report) -> None:
@@ -169,13 +232,10 @@ def read_weights(loaded: LoadedModel, report: Report) -> None:
                 reported_bytes = done_bytes
                 report(f"loading weights, {readable_bytes(done_bytes)} of {total}…")
     read()
+    if loaded.vision is not None:
+        read_vision(loaded.vision)
     loaded.original.close()
     report(f"weights: {total}")
-
-
-def named_weights(model: Module) -> dict[str, mx.array]:
-    """Every parameter of a model, by its dotted path."""
-    return dict(tree_flatten(model.parameters()))
 
 
 def _weight_bytes(model: Module) -> int:

@@ -130,6 +130,7 @@ class MemoryPlan:
     context_tokens: int  # of the longest sequence that the model can have
     check_bytes: int = 0  # of the check at load, which ends before storage is allocated
     token_bytes: int = 0  # of a step for each token, as measured; 0: it has not been
+    image_bytes: int = 0  # of images' features, and of the tower's arrays while it encodes one
 
     def fitting(self) -> "MemoryPlan":
         """This plan with the longest context that fits, in whole blocks: its own where that fits,
@@ -209,7 +210,8 @@ class MemoryPlan:
         """What a step may take in addition to weights and storage, as MLX counts it, or the
         rehearsal of compiled decodes if that takes more. The growth of the process counts.
         """
-        return PROCESS_BYTES + max(self.cache_limit_bytes, self.rehearsal_bytes)
+        step_bytes = max(self.cache_limit_bytes, self.rehearsal_bytes)
+        return PROCESS_BYTES + step_bytes + self.image_bytes
 
     @property
     def cache_limit_bytes(self) -> int:
@@ -272,7 +274,8 @@ class MemoryPlan:
         """What is neither weights nor storage if the longest sequence has `longest` tokens."""
         step_bytes = self._step_bytes(longest)
         cached_bytes = (self._held_steps - 1) * step_bytes
-        return PROCESS_BYTES + max(step_bytes, self.rehearsal_bytes) + cached_bytes
+        taken_bytes = max(step_bytes, self.rehearsal_bytes) + cached_bytes
+        return PROCESS_BYTES + taken_bytes + self.image_bytes
 
     @property
     def _room_bytes(self) -> int:

@@ -16,7 +16,6 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from engine.api import ModelError
-from engine.mlx_backend.batch import SequenceTables
 from engine.mlx_backend.kv.layout import RUN_ERRORS, Layout, run_problem
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.compiler import failure_of_compiler
@@ -31,6 +30,7 @@ from engine.mlx_backend.model.patches import (
     install_output_head,
 )
 from engine.mlx_backend.model.rows import TokenSpan
+from engine.mlx_backend.model.sequences import SequenceImages, SequenceTables
 from engine.mlx_backend.model.views import install_attention
 from engine.values.settings import KVFormat
 from kvstore.lease import Lease
@@ -94,6 +94,7 @@ class Row(NamedTuple):
 
     tokens: Sequence[int]
     adapter: str
+    images: SequenceImages | None = None
 
 
 class Chunk(NamedTuple):
@@ -344,7 +345,7 @@ def logits_through_storage(
         lease = store.admit(Namespace(), Tokens(row.tokens))
         assert isinstance(lease, Lease), "the check's storage is too small"
         leases.append(lease)
-    tables = [SequenceTables(cached.n_groups, row.adapter) for row in rows]
+    tables = [SequenceTables(cached.n_groups, row.adapter, row.images) for row in rows]
     found = list[mx.array]()
     for chunks in steps:
         spans, token_ids = list[TokenSpan](), list[int]()
@@ -353,7 +354,9 @@ def logits_through_storage(
             assert store.plan(lease, n_tokens) is None, "the check's storage is too small"
             for patch in lease.take_patches():
                 table.patch(patch)
-            spans.append(table.span(chunk.start, n_tokens, index, len(token_ids), chunk.n_read))
+            spans.append(
+                TokenSpan.of(table, chunk.start, n_tokens, index, len(token_ids), chunk.n_read)
+            )
             token_ids += rows[chunk.row].tokens[chunk.start : chunk.stop]
         ops = store.take_ops()
         for copied in storage.execute(_at(ops, When.FIRST)):

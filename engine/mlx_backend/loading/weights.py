@@ -46,6 +46,11 @@ _NORM_STRIDE = 16
 """The norm of weights is estimated from every 16th column: only its order of size matters."""
 
 
+def named_weights(model: Module) -> dict[str, mx.array]:
+    """Every parameter of a model, by its dotted path."""
+    return dict(tree_flatten(model.parameters()))
+
+
 def to_float32(model: Module) -> None:
     """Make a model's weights float32, and dequantize its layers. All arrays stay lazy."""
     dense = [

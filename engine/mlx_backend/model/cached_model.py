@@ -22,6 +22,7 @@ from engine.mlx_backend.model.batching import (
     ForwardCost,
     StepForwards,
 )
+from engine.mlx_backend.model.images import ImageInputs
 from engine.mlx_backend.model.patches import OutputHead, RowAdapters, shared_tables
 from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.views import state_slots, views_of
@@ -32,14 +33,18 @@ from engine.values.request import Pooling
 class Execution:
     """How a model runs over shared storage, as the check at load has found out.
 
-    `deviation`: the largest error of its logits there, relative to their size. `rejected`: the
-    executions tried before, each with the reason against it.
+    `images`: what it is given of images; None: it takes none, and `images_refused` says why if its
+    checkpoint has a vision tower. `deviation`: the largest error of its
+    logits there, relative to their size. `rejected`: the executions tried before, each with the
+    reason against it.
     """
 
     batching: Batching
     attention: Attention
     head: OutputHead
     adapters: RowAdapters = field(default_factory=RowAdapters)
+    images: ImageInputs | None = None
+    images_refused: str = ""
     deviation: float = 0.0
     rejected: tuple[str, ...] = ()
 
@@ -137,15 +142,18 @@ class CachedModel:
 
     def _forward(self, batch: ForwardBatch, token_ids: mx.array, attention: Attention) -> Computed:
         execution, states = self.execution, self.storage.states
-        views = views_of(self.storage, self.layout, attention, execution.batching, batch)
+        images = execution.images
+        views = views_of(self.storage, self.layout, attention, execution.batching, batch, images)
         tokens, read = token_ids[mx.array(batch.token_indices())], batch.read_indices()
         is_partial = read.size not in (0, tokens.size)
         with (
+            nullcontext() if images is None else images.of(batch),
             self.rotary(),
             execution.adapters.of(batch.row_adapters()),
             execution.head.reading(mx.array(read) if is_partial else None) as reading,
         ):
-            logits: mx.array = self.model(tokens, cache=views.trees)
+            ids = tokens if images is None else images.text_ids(tokens)
+            logits: mx.array = self.model(ids, cache=views.trees)
         if is_partial and logits.shape[:2] != (read.size, 1):
             raise ValueError("its logits cannot be computed for some tokens alone")
         if self.layout.states:

@@ -20,7 +20,7 @@ Project: TypeAlias = Callable[[Any, mx.array], mx.array]
 """A method of a module that projects vectors."""
 
 
-def _override(module: Module, name: str, make: Callable[[type[Any]], Project]) -> None:
+def override(module: Module, name: str, make: Callable[[type[Any]], Project]) -> None:
     """Override a method of this module alone, with what `make` returns for its class. The override
     looks the class's method up at each call: `TransposedWeights` replaces it for a while.
     """
@@ -121,12 +121,12 @@ def install_output_head(model: Module, vocab_size: int) -> OutputHead:
 
     for _, module in model.named_modules():
         if isinstance(module, Linear | QuantizedLinear) and module.weight.shape[0] == vocab_size:
-            _override(module, "__call__", linear)
+            override(module, "__call__", linear)
         elif (
             isinstance(module, Embedding | QuantizedEmbedding)
             and module.weight.shape[0] == vocab_size
         ):
-            _override(module, "as_linear", tied)
+            override(module, "as_linear", tied)
     head.find(model)
     return head
 
@@ -224,7 +224,7 @@ class RowAdapters:
         """
         for path, projection in self._projections.items():
             projection.adapters_a, projection.adapters_b = self._stacked[path]
-            _override(projection, "__call__", self._adapted)
+            override(projection, "__call__", self._adapted)
         mx.eval(self._stacked)
         self._adapters = {}
 
@@ -356,10 +356,10 @@ def shared_tables() -> Iterator[None]:
             if isinstance(offset, mx.array) and offset.ndim == 1:
                 first = offset[:, None, None]  # over [rows, heads, length]
             positions = mx.arange(a.shape[2], dtype=mx.float32) + first
-            angles = (positions * scale)[..., None] * _inverse_frequencies(dims, base, freqs)
+            angles = (positions * scale)[..., None] * inverse_frequencies(dims, base, freqs)
             # The arguments are kept, so that no other array gets their id.
             tables[key] = (mx.cos(angles), mx.sin(angles)), (offset, freqs)
-        return _rotated(a, dims, traditional, *tables[key][0])
+        return rotated(a, dims, traditional, *tables[key][0])
 
     mx.fast.rope = rope
     try:
@@ -383,7 +383,7 @@ def rope_digest() -> str:
     return blake3(bytes(mx.concatenate(rotated).reshape(-1).view(mx.uint8))).hexdigest(length=8)
 
 
-def _inverse_frequencies(dims: int, base: float | None, freqs: mx.array | None) -> mx.array:
+def inverse_frequencies(dims: int, base: float | None, freqs: mx.array | None) -> mx.array:
     if freqs is not None:
         return mx.reciprocal(freqs)
     assert base is not None, "rope has neither a base nor frequencies"
@@ -391,7 +391,7 @@ def _inverse_frequencies(dims: int, base: float | None, freqs: mx.array | None) 
     return mx.exp(mx.arange(half, dtype=mx.float32) * (-math.log(base) / half))
 
 
-def _rotated(
+def rotated(
     a: mx.array, dims: int, traditional: bool, cosines: mx.array, sines: mx.array
 ) -> mx.array:
     """The first `dims` dimensions rotated: in pairs of neighbours, or of both halves."""

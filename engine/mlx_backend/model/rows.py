@@ -4,7 +4,7 @@ blocks that rows have in common, as a list of attention's work.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from engine.mlx_backend.kv.arena import Arena
 from engine.mlx_backend.kv.shape import Heads, SlotMapping
+from engine.mlx_backend.model.sequences import SequenceImages, SequenceTables
 from kvstore.pool import blocks_for
 from kvstore.types import BlockId
 
@@ -24,34 +25,83 @@ class TokenSpan:
     """Consecutive tokens of one sequence to compute, positions [start, start + n_tokens).
 
     `blocks[i]` holds the positions of the sequence's block `first_block + i`; the blocks cover
-    every position up to the last token's. `groups`: the tables of the store's other groups.
+    every position up to the last token's. `sequence`: None in measurements of attention alone.
 
-    `adapter`: the name of the adapter that computes the tokens, "" for none. `index`: the number of
-    the span, or of the span that this is a part of, among the step's. `first_token`: the index of
-    its first token id among the step's. `n_read`: the number of its last tokens whose logits are
-    read.
+    `index`: the number of the span, or of the span that this is a part of, among the step's.
+    `first_token`: the index of its first token id among the step's. `n_read`: the number of its
+    last tokens whose logits are read.
     """
 
     start: int
     n_tokens: int
     blocks: npt.NDArray[np.uint32]
     first_block: int = 0
-    groups: tuple[npt.NDArray[np.uint32], ...] = ()
+    sequence: SequenceTables | None = None
     index: int = 0
     first_token: int = 0
     n_read: int = 0
-    adapter: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        sequence: SequenceTables,
+        start: int,
+        n_tokens: int,
+        index: int,
+        first_token: int,
+        n_read: int,
+    ) -> "TokenSpan":
+        """Tokens of a sequence, with all of its blocks."""
+        blocks = sequence.ids(None)
+        return cls(start, n_tokens, blocks, 0, sequence, index, first_token, n_read)
+
+    @property
+    def adapter(self) -> str:
+        """The name of the adapter that computes the tokens; "" for none."""
+        return "" if self.sequence is None else self.sequence.adapter
+
+    @property
+    def images(self) -> SequenceImages | None:
+        """The images of its sequence; None where it has none."""
+        return None if self.sequence is None else self.sequence.images
+
+    @property
+    def rotary_delta(self) -> int:
+        """The rotary position of its first token, less its position. It is that of all tokens where
+        they are text.
+        """
+        return 0 if self.sequence is None else self.sequence.rotary_delta(self.start)
+
+    def slots(self, group: int) -> npt.NDArray[np.uint32]:
+        """The table of its sequence in one of the store's other groups: a view."""
+        assert self.sequence is not None, "a span of no sequence has no other tables"
+        return self.sequence.ids(group)
 
     @property
     def stop(self) -> int:
         """The position after the last token."""
         return self.start + self.n_tokens
 
+    @property
+    def wholes(self) -> Sequence[tuple[int, int]]:
+        """First and last positions, exclusive, of images whose tokens see each other. Raises
+        ValueError where one is cut.
+        """
+        return () if self.images is None else self.images.wholes_in(self.start, self.stop)
+
     def split(self, n_tokens: int) -> Iterator[tuple[int, "TokenSpan"]]:
-        """Parts of `n_tokens` tokens, with the offset in the span of each. All logits are read."""
-        for ahead in range(0, self.n_tokens, n_tokens):
-            n = min(n_tokens, self.n_tokens - ahead)
+        """Parts of at most `n_tokens` tokens, or of an image that is computed whole, with the
+        offset in the span of each. All logits are read.
+        """
+        ahead, wholes = 0, self.wholes
+        while ahead < self.n_tokens:
+            stop = min(self.start + ahead + n_tokens, self.stop)
+            for first, last in wholes:
+                if first < stop < last:
+                    stop = last if first <= self.start + ahead else first
+            n = stop - self.start - ahead
             yield ahead, self._part(ahead, n, n)
+            ahead += n
 
     def unread_part(self) -> "TokenSpan":
         """The tokens before those whose logits are read."""
@@ -66,6 +116,16 @@ class TokenSpan:
         return replace(self, start=start, n_tokens=n_tokens, first_token=first_token, n_read=n_read)
 
 
+Wholes: TypeAlias = Sequence[Sequence[tuple[int, int]]]
+"""Of each row, first and last positions, exclusive, of tokens that see each other."""
+
+
+def wholes(spans: Sequence[TokenSpan]) -> Wholes:
+    """The images of these spans whose tokens see each other; empty where there is none."""
+    found = [span.wholes for span in spans]
+    return found if any(found) else ()
+
+
 class RowGroup:
     """Rows of one length over one arena, padded on the right, and what their attention reads.
 
@@ -76,15 +136,19 @@ class RowGroup:
     the blocks and slots that are zeroed before that; see `ArenaForward.cleared`. A lone row,
     `is_lone`, has `n_keys` keys and no padding after them.
 
+    `starts` and `rotary_starts`, `[rows]`, on the device: the position of each row's first token,
+    and its rotary position, which is another after images in some models.
+
     On the host, int32: `starts_host`, `stops_host` (the position after each row's last token) and
-    `first_positions` (of its first key), all `[rows]`; `last_seen`, `[rows, length]`, the last
-    position that each token sees. Padding sees what its row's last token does, because a softmax
-    over no keys is NaN.
+    `first_positions` (of its first key), all `[rows]`; `positions`, `rotary_positions` and
+    `last_seen`, `[rows, length]`, the last position that each token sees. Padding sees what its
+    row's last token does, because a softmax over no keys is NaN.
     """
 
     begun: list[tuple[BlockId, int]]
+    looks_ahead = False  # whether any token sees later ones, of its image
 
-    def __init__(self, spans: Sequence[TokenSpan], arena: Arena) -> None:
+    def __init__(self, spans: Sequence[TokenSpan], arena: Arena, wholes: Wholes = ()) -> None:
         """Raises ValueError when a span's blocks do not cover its positions."""
         size = arena.block_size
         self.host_table = pad_tables([_needed_blocks(span, size) for span in spans], arena.blank)
@@ -93,9 +157,18 @@ class RowGroup:
         length = max(span.n_tokens for span in spans)
         self.positions = self.starts_host[:, None] + np.arange(length, dtype=np.int32)
         self.last_seen = np.minimum(self.positions, self.stops_host[:, None] - 1)
+        self._own = self.last_seen  # padding has the position of its row's last token
+        if wholes:
+            self.looks_ahead, self.last_seen = True, self.last_seen.copy()
+            for seen, span, runs in zip(self.last_seen, spans, wholes, strict=True):
+                for first, last in runs:
+                    seen[first - span.start : last - span.start] = last - 1
         first_keys = mx.array(self.first_positions) if self.first_positions.any() else None
         table, starts = mx.array(self.host_table), mx.array(self.starts_host)
-        self._share(arena, table, starts, first_keys, length)
+        deltas = np.array([span.rotary_delta for span in spans], np.int32)
+        self.rotary_positions = self.positions + deltas[:, None]
+        rotary = mx.array(self.rotary_positions[:, 0]) if deltas.any() else starts
+        self._share(arena, table, starts, rotary, first_keys, length)
         self.is_lone = len(spans) == 1
         if self.is_lone:
             self.n_keys = spans[0].stop - spans[0].first_block * size
@@ -112,6 +185,7 @@ class RowGroup:
         arena: Arena,
         table: mx.array,
         starts: mx.array,
+        rotary_starts: mx.array,
         first_keys: mx.array | None,
         length: int,
     ) -> None:
@@ -119,6 +193,7 @@ class RowGroup:
         self.arena = arena
         self.table = table
         self.starts = starts
+        self.rotary_starts = rotary_starts
         self.first_keys = first_keys
         self.length = length
         self.rows, width = table.shape
@@ -146,7 +221,10 @@ class RowGroup:
             if self.first_keys is not None:
                 keys = keys + self.first_keys[:, None, None, None]
             mask = keys <= queries
-            self._masks[window] = mask if window is None else mask & (keys > queries - window)
+            if window is not None:
+                own = mx.array(self._own)[:, None, :, None] if self.looks_ahead else queries
+                mask = mask & (keys > own - window)
+            self._masks[window] = mask
         return self._masks[window]
 
     def last_seen_array(self) -> mx.array:
@@ -160,9 +238,14 @@ class DecodeRows(RowGroup):
     """
 
     def __init__(
-        self, arena: Arena, table: mx.array, positions: mx.array, first_keys: mx.array | None
+        self,
+        arena: Arena,
+        table: mx.array,
+        positions: mx.array,
+        rotary_positions: mx.array,
+        first_keys: mx.array | None,
     ) -> None:
-        self._share(arena, table, positions, first_keys, 1)
+        self._share(arena, table, positions, rotary_positions, first_keys, 1)
         self.is_lone = False  # a lone row's table has padding, too
         held = positions if first_keys is None else positions - first_keys
         entries = (held // arena.block_size)[:, None]
@@ -177,8 +260,8 @@ class DecodeRows(RowGroup):
 class ArenaForward:
     """What the views of one arena know of a forward: its row groups, one after another.
 
-    `offset`: the position of each row's first token, as the model is given it; `offset_after`: the
-    position after its last token, padding included.
+    `offset`: the rotary position of each row's first token, which is what a model reads from its
+    cache; `offset_after`: that after its last token, padding included.
 
     Where `stands_in`, each token is a row of the model's arrays if there are several groups, and
     attention is computed for each group by itself: the K, V and mask that the model is given only
@@ -201,17 +284,19 @@ class ArenaForward:
         self.groups = groups
         self.arena = groups[0].arena
         self.stands_in = stands_in
+        self.looks_ahead = any(group.looks_ahead for group in groups)
         self._masks_by_head = masks_by_head
         [self.rows, self.length, self.is_lone] = groups[0].rows, groups[0].length, groups[0].is_lone
-        self.offset: mx.array | int = groups[0].starts
+        self.offset: mx.array | int = groups[0].rotary_starts
         self._written = groups[0].written
         if int_offsets:
-            [self.offset] = groups[0].starts_host.tolist()
+            [self.offset] = groups[0].rotary_positions[:, 0].tolist()
         if len(groups) > 1:
             counts = [group.rows * group.length for group in groups]
             self.rows, self.length, self.is_lone = sum(counts), 1, False
             self.bounds = np.cumsum([0, *counts]).tolist()  # of each group among the tokens
-            self.offset = mx.array(np.concatenate([group.positions.ravel() for group in groups]))
+            positions = [group.rotary_positions.ravel() for group in groups]
+            self.offset = mx.array(np.concatenate(positions))
             blocks, slots = zip(*(group.written for group in groups), strict=True)
             self._written = mx.concatenate(list(blocks)), mx.concatenate(list(slots))
         self.offset_after: mx.array | int = self.offset + self.length

@@ -34,7 +34,8 @@ from engine.mlx_backend.model.compressed import (
     Part,
     install_compressed,
 )
-from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan
+from engine.mlx_backend.model.images import ImageInputs
+from engine.mlx_backend.model.rows import ArenaForward, RowGroup, TokenSpan, wholes
 from kvstore.types import SlotId
 from kvstore.window import first_needed
 
@@ -54,7 +55,8 @@ class UnusedView:
     ) -> mx.array | str | None:
         """The attention mask of this forward, in mlx-lm's terms; see `create_attention_mask`."""
         window = window_size or self._window
-        if self.forward.is_lone and not return_array and window is None:
+        forward = self.forward
+        if forward.is_lone and not (return_array or window or forward.looks_ahead):
             return None if length == 1 else "causal"
         return self.forward.mask(window)
 
@@ -192,7 +194,7 @@ class LayerView(UnusedView):
         if (found := self._attend_blocks(index, queries, scale, window, sinks)) is not None:
             return found
         group = self.forward.groups[index]
-        if group.is_lone and window is None:
+        if group.is_lone and window is None and not group.looks_ahead:
             mask: mx.array | str | None = None if group.length == 1 else "causal"
         else:
             mask = group.mask(window)
@@ -358,29 +360,42 @@ class ForwardViews:
 
 
 def views_of(
-    storage: Storage, layout: Layout, attention: Attention, batching: Batching, batch: ForwardBatch
+    storage: Storage,
+    layout: Layout,
+    attention: Attention,
+    batching: Batching,
+    batch: ForwardBatch,
+    images: ImageInputs | None = None,
 ) -> ForwardViews:
     """The views of a batch's forward. Raises ValueError where its rows cannot share one."""
+    causal_in_full = images is not None and images.windows_only
 
     def forward(groups: Sequence[RowGroup]) -> ArenaForward:
         return ArenaForward(
             groups, batching.stands_in, batching.masks_by_head, batching.int_offsets
         )
 
-    full = [RowGroup(spans, storage.full) for spans in batch.row_groups]
+    full = [
+        RowGroup(spans, storage.full, () if causal_in_full else wholes(spans))
+        for spans in batch.row_groups
+    ]
     forwards: dict[int | None, ArenaForward] = {None: forward(full)}
     for index, (window, arena) in enumerate(zip(layout.windows, storage.windows, strict=True)):
         forwards[window] = forward(
             [
                 RowGroup(
-                    [_windowed(span, index, window, arena.block_size) for span in spans], arena
+                    [_windowed(span, index, window, arena.block_size) for span in spans],
+                    arena,
+                    wholes(spans),
                 )
                 for spans in batch.row_groups
             ]
         )
     attentions = {
         window: [
-            attention.prepare(group, window) if own.arena.is_attended else None
+            attention.prepare(group, window)
+            if own.arena.is_attended and not group.looks_ahead
+            else None
             for group in own.groups
         ]
         for window, own in forwards.items()
@@ -401,10 +416,10 @@ def views_of(
 
 def state_slots(spans: Sequence[TokenSpan]) -> list[SlotId]:
     """The slots of rows' recurrent states."""
-    return [SlotId(int(span.groups[-1][0])) for span in spans]  # the recurrent group is the last
+    return [SlotId(int(span.slots(-1)[0])) for span in spans]  # the recurrent group is the last
 
 
 def _windowed(span: TokenSpan, group: int, window: int, block_size: int) -> TokenSpan:
     """The span over a window's blocks, from the first with a key that a token sees."""
     first = first_needed(span.start, window, block_size)
-    return replace(span, blocks=span.groups[group][first:], first_block=first)
+    return replace(span, blocks=span.slots(group)[first:], first_block=first)

@@ -1,5 +1,7 @@
 // A conversation with branches: messages are a tree, and one path through it is shown.
 
+import { parts } from "./images.js";
+
 /** Every message has `id`, `parent` (an id or null), `role`, `text`, and what its author notes. */
 export class Conversation {
   constructor() {
@@ -65,9 +67,9 @@ export class Conversation {
 }
 
 /** Calls that were cut off are left out: nobody has answered them. */
-function asSent({ role, text, reasoning, calls, call, finish }) {
+function asSent({ role, text, images, reasoning, calls, call, finish }) {
   if (role === "tool") return { role, tool_call_id: call.id, content: text };
-  if (finish !== "tool_calls") return { role, content: text };
+  if (finish !== "tool_calls") return { role, content: images?.length ? parts(images, text) : text };
   return {
     role,
     content: text || null,

@@ -25,8 +25,8 @@ export class Dialogue {
   }
 
   /** A message after `parent` and `together` answers to it, of which the first is shown. */
-  async ask(parent, text, together, options) {
-    const question = this.conversation.add(parent, "user", text);
+  async ask(parent, text, images, together, options) {
+    const question = this.conversation.add(parent, "user", text, { images });
     await this.run((signal) => this.answer(question, together, MOST_ROUNDS, options, signal));
   }
 

@@ -4,12 +4,14 @@ import { Markdown } from "../markdown/markdown.js";
 import { Drafted } from "../parts/drafted.js";
 import { clock, count, percent, rate, seconds, whole } from "../parts/format.js";
 import { Component, html } from "../parts/html.js";
+import { Images } from "./images.js";
 
 const SHOWN_AFTER_MS = 2000; // of reading: before, a bar would only flicker
 
 export function Question({ message, siblings, isBusy, onChoose, onEdit }) {
   return html`
     <li class="message user">
+      <${Images} images=${message.images} />
       <${Editable} key=${message.id} message=${message} isBusy=${isBusy} onEdit=${onEdit}>
         <${Branches} message=${message} siblings=${siblings} onChoose=${onChoose} />
       <//>
@@ -66,7 +68,7 @@ class Editable extends Component {
   render({ message, isBusy, children }, { draft }) {
     if (draft === null) {
       return html`
-        <p class="text">${message.text}</p>
+        ${message.text && html`<p class="text">${message.text}</p>`}
         <footer>
           ${children}
           <button class="quiet" disabled=${isBusy}
@@ -78,7 +80,7 @@ class Editable extends Component {
                 onInput=${(event) => this.setState({ draft: event.target.value })}></textarea>
       <footer>
         <button class="quiet" onClick=${() => this.setState({ draft: null })}>Cancel</button>
-        <button class="primary" disabled=${isBusy || !draft.trim()}
+        <button class="primary" disabled=${isBusy || !(draft.trim() || message.images.length)}
                 onClick=${() => this.submit()}>Send as a new branch</button>
       </footer>`;
   }

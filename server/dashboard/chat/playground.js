@@ -3,6 +3,7 @@
 import { oncePerFrame } from "../parts/frame.js";
 import { Component, html } from "../parts/html.js";
 import { Dialogue } from "./dialogue.js";
+import { ChooseImages, Images, pastedFiles, readImages, refusal } from "./images.js";
 import { Answer, Question, ToolResult } from "./message.js";
 import { NO_OPTIONS, Options } from "./options.js";
 import { questionsFor } from "./questions.js";
@@ -11,7 +12,7 @@ import { SUGGESTION } from "./tool.js";
 const AT_ONCE = 8;
 
 export class Playground extends Component {
-  state = { draft: "", options: NO_OPTIONS };
+  state = { draft: "", images: [], reading: 0, problems: [], options: NO_OPTIONS };
   redraw = oncePerFrame(() => this.forceUpdate());
   dialogue = new Dialogue(this.redraw);
   isAtEnd = true;
@@ -37,6 +38,7 @@ export class Playground extends Component {
     const questions = questionsFor(model);
     return html`
       <section class="playground" aria-labelledby="playground"
+               onDragOver=${(event) => this.onDrag(event)} onDrop=${(event) => this.onDrop(event)}
                ref=${(section) => (this.section = section)}>
         <header>
           <h2 id="playground">Playground</h2>
@@ -70,32 +72,72 @@ export class Playground extends Component {
     };
     if (message.role === "tool") return html`<${ToolResult} ...${shared} />`;
     return message.role === "user"
-      ? html`<${Question} ...${shared} onEdit=${(text) => this.ask(message.parent, text, 1)} />`
+      ? html`<${Question} ...${shared} onEdit=${(text) => this.ask(message.parent, text, message.images, 1)} />`
       : html`<${Answer} ...${shared} onRetry=${() => this.retry(message)} />`;
   }
 
   composer() {
-    const { draft } = this.state;
-    const isEmpty = !draft.trim();
+    const { draft, images, reading, problems } = this.state;
+    const isUnready = reading > 0 || !(draft.trim() || images.length);
     return html`
       <form class="composer" onSubmit=${(event) => this.submit(event)}>
+        <${Images} images=${images} onRemove=${(image) => this.remove(image)} />
+        ${problems.map((problem) => html`<p class="problem" role="alert">${problem}</p>`)}
         <textarea rows="2" aria-label="Your message" placeholder="Say something" value=${draft}
+                  ref=${(textarea) => (this.textarea = textarea)}
                   onInput=${(event) => this.setState({ draft: event.target.value })}
+                  onPaste=${(event) => this.onPaste(event)}
                   onKeyDown=${(event) => this.onKey(event)}></textarea>
         <div class="row">
           ${this.dialogue.running
             ? html`<button type="button" class="primary" aria-keyshortcuts="Escape"
                            onClick=${() => this.dialogue.stop()}>Stop <kbd>Esc</kbd></button>`
             : html`
-              <button class="primary" disabled=${isEmpty}>Send</button>
-              <button type="button" disabled=${isEmpty} title="${AT_ONCE} answers to one prompt"
+              <button class="primary" disabled=${isUnready}>Send</button>
+              <button type="button" disabled=${isUnready} title="${AT_ONCE} answers to one prompt"
                       onClick=${() => this.say(draft, AT_ONCE)}>Send to ${AT_ONCE} at once</button>`}
+          <${ChooseImages} model=${this.props.model} onFiles=${(files) => this.attach(files)} />
         </div>
       </form>`;
   }
 
   onKey(event) {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) this.submit(event);
+  }
+
+  onPaste(event) {
+    const files = pastedFiles(event.clipboardData);
+    if (!files.length) return;
+    event.preventDefault();
+    this.attach(files);
+  }
+
+  /** Without this the browser would leave the page for the file. */
+  onDrag(event) {
+    if (event.dataTransfer.types.includes("Files")) event.preventDefault();
+  }
+
+  onDrop(event) {
+    const files = [...event.dataTransfer.files];
+    if (!files.length) return;
+    event.preventDefault();
+    this.attach(files);
+  }
+
+  /** Images for the message that is being written, after those that it has. */
+  async attach(files) {
+    const reason = refusal(this.props.model);
+    if (reason) return this.setState({ problems: [reason] });
+    this.setState(({ reading }) => ({ reading: reading + 1 }));
+    const { images, problems } = await readImages(files);
+    this.setState((state) => ({
+      images: [...state.images, ...images], problems, reading: state.reading - 1,
+    }));
+  }
+
+  remove(image) {
+    this.setState(({ images }) => ({ images: images.filter((one) => one !== image) }));
+    this.textarea.focus();
   }
 
   /** Only if nothing outside the playground has the focus, which may need the key itself. */
@@ -122,15 +164,16 @@ export class Playground extends Component {
 
   /** Continue after the last message that is shown. */
   say(text, together) {
-    if (!text.trim() || this.dialogue.running) return;
-    this.setState({ draft: "" });
-    this.ask(this.dialogue.conversation.path().at(-1)?.id ?? null, text.trim(), together);
+    const { images, reading } = this.state;
+    if (reading || !(text.trim() || images.length) || this.dialogue.running) return;
+    this.setState({ draft: "", images: [], problems: [] });
+    this.ask(this.dialogue.conversation.path().at(-1)?.id ?? null, text.trim(), images, together);
   }
 
-  ask(parent, text, together) {
+  ask(parent, text, images, together) {
     this.isAtEnd = true;
     for (const options of this.section.querySelectorAll("details.options")) options.open = false;
-    this.dialogue.ask(parent, text, together, this.options());
+    this.dialogue.ask(parent, text, images, together, this.options());
   }
 
   retry(message) {

@@ -6,7 +6,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from server.dialects.openai import ChatConversation, Content, UsageBody
+from server.dialects.openai import ChatConversation, TextContent, UsageBody
 from server.dialects.openai_logprobs import ChoiceLogprobs
 from server.errors import UNSUPPORTED
 from server.generation.foreign_fields import Unsupported
@@ -21,7 +21,7 @@ class Prediction(RequestModel):
     """The expected answer, such as a file that the answer repeats with changes."""
 
     type: Literal["content"]
-    content: Content
+    content: TextContent
 
     @property
     def text(self) -> str:

@@ -14,6 +14,7 @@ from server.dialects.messages.schema import (
     CountTokensRequest,
     DocumentBlockParam,
     ForeignBlock,
+    ImageBlockParam,
     MessageParam,
     MessagesRequest,
     RedactedThinkingBlockParam,
@@ -31,7 +32,9 @@ from server.generation.conversation import (
     Chat,
     Conversation,
     Message,
+    Part,
     Role,
+    Text,
     check_continued,
     check_messages,
     check_tools,
@@ -49,7 +52,7 @@ from server.generation.tools import (
 )
 from server.record import RequestRecord
 
-SPOKEN = (TextBlockParam, DocumentBlockParam, SearchResultBlockParam)
+SPOKEN = (TextBlockParam, ImageBlockParam, DocumentBlockParam, SearchResultBlockParam)
 FOREIGN = (ForeignBlock, CompactionBlockParam)
 
 BLOCKS_OF: dict[str, tuple[type[BaseModel], ...]] = {
@@ -87,7 +90,7 @@ def _merged(role: Role, messages: Sequence[Message]) -> Sequence[Message]:
         return messages
     parts = [part for message in messages for part in message.parts]
     if role == "assistant" and parts:
-        parts = [*texts(joined(part.text for part in parts))]
+        parts = [*texts(joined(part.text for part in parts if isinstance(part, Text)))]
     reasoning = "".join(message.reasoning for message in messages)
     calls = [call for message in messages for call in message.calls]
     tools = [tool for message in messages for tool in message.tools]
@@ -101,21 +104,28 @@ def _turns(
         yield Message(role="system", parts=first)
     known = dict(tools)
     for index, message in enumerate(messages):
-        _check_blocks(message, f"messages[{index}].content")
-        said = [each for block in message.content for each in _said(message.role, block, known)]
+        place = f"messages[{index}].content"
+        _check_blocks(message, place)
+        said = [
+            each
+            for at, block in enumerate(message.content)
+            for each in _said(message.role, block, known, f"{place}[{at}]")
+        ]
         if said or (message.content and message.role == "assistant"):
             yield from said
         else:
             yield Message(role=message.role)
 
 
-def _said(role: Role, block: BlockParam, tools: dict[str, Tool]) -> Iterator[Message]:
-    """What a block says. Tools that it defines are added to `tools`."""
+def _said(role: Role, block: BlockParam, tools: dict[str, Tool], place: str) -> Iterator[Message]:
+    """What a block says that is in this place. Tools that it defines are added to `tools`."""
     match block:
         case TextBlockParam() | DocumentBlockParam() | SearchResultBlockParam():
             yield Message(role=role, parts=texts(block.text))
+        case ImageBlockParam():
+            yield Message(role=role, parts=[block.part(place)])
         case ToolResultBlockParam():
-            yield _result(block, tools)
+            yield _result(block, tools, place)
         case ThinkingBlockParam():
             yield Message(role=role, reasoning=block.thinking)
         case ToolUseBlockParam():
@@ -165,16 +175,38 @@ def _defined(definition: Mapping[str, object]) -> Sequence[Tool]:
         return []
 
 
-def _result(block: ToolResultBlockParam, tools: Mapping[str, Tool]) -> Message:
+def _result(block: ToolResultBlockParam, tools: Mapping[str, Tool], place: str) -> Message:
     names = [each.tool_name for each in block.content if isinstance(each, ToolReferenceBlockParam)]
     unknown = [f"There is no tool {name}." for name in names if name not in tools]
-    text = "\n".join([*block_texts(block.content), *unknown])
+    content = f"{place}.tool_result.content"
+    parts, said = list[Part](), list[str]()
+    for at, each in enumerate(block.content):
+        if isinstance(each, ImageBlockParam):
+            parts += [*_joined_texts(said), each.part(f"{content}[{at}]")]
+            said = []
+        else:
+            said += block_texts([each])
+    parts += _joined_texts([*said, *unknown])
     return Message(
         role="tool",
-        parts=texts(f"Error: {text}" if block.is_error else text),
+        parts=_as_error(parts) if block.is_error else parts or texts(""),
         answered_call=block.tool_use_id,
         tools=[tools[name] for name in names if name in tools],
     )
+
+
+def _joined_texts(said: Sequence[str]) -> tuple[Part, ...]:
+    """The texts as one part; none where there are none."""
+    return texts("\n".join(said)) if said else ()
+
+
+def _as_error(parts: Sequence[Part]) -> list[Part]:
+    """What a tool returned, marked as an error."""
+    match parts:
+        case [Text(text), *rest]:
+            return [Text(f"Error: {text}"), *rest]
+        case _:
+            return [Text("Error: "), *parts]
 
 
 def block_texts(blocks: Iterable[BaseModel]) -> list[str]:

@@ -18,6 +18,7 @@ from server.dialects.messages.read import as_chat, conversation
 from server.dialects.messages.schema import CountTokensRequest, MessagesRequest
 from server.errors import ApiError
 from server.generation.choice import AnswerUsage, Block, Choice, Grew, Opened, Step
+from server.generation.images import with_images
 from server.generation.progress import ProgressBody
 from server.generation.requests import ServedModel, prepare_chat, without_output
 from server.http.stream import EVENT_STREAM, sse_event
@@ -350,5 +351,6 @@ def create_message(body: MessagesRequest, model: ServedModel, record: RequestRec
 def count_tokens(body: CountTokensRequest, model: ServedModel, record: RequestRecord) -> TokenCount:
     """The number of prompt tokens that the same request to /v1/messages would have."""
     salt = record.cache_salt(body.cache_salt)
-    prompt = model.prompts.chat(conversation(body, model), model.replays, salt)
-    return TokenCount(input_tokens=len(prompt))
+    shown = with_images(conversation(body, model), model.engine, record)
+    prompt = model.prompts.chat(shown, model.replays, salt)
+    return TokenCount(input_tokens=len(prompt.tokens))

@@ -13,11 +13,18 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
+from server.dialects.image_fields import image_source
 from server.dialects.messages.client_tools import ClientTool, client_tool
 from server.dialects.openai import as_parts
 from server.dialects.thinking_fields import ThinkingFields
 from server.errors import UNSUPPORTED
-from server.generation.conversation import MAX_MESSAGES, MAX_PARTS, ReasoningEffort
+from server.generation.conversation import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    ImageData,
+    ImagePart,
+    ReasoningEffort,
+)
 from server.generation.request_fields import (
     SampledRequest,
     StopTexts,
@@ -94,21 +101,44 @@ class ToolUseBlockParam(CacheControlled):
     input: dict[str, Any]
 
 
-def _text_alone() -> PydanticCustomError:
-    return PydanticCustomError(UNSUPPORTED, "not supported; the model reads text alone")
+class Base64ImageSourceParam(RequestModel):
+    type: Literal["base64"]
+    data: str
+
+
+class UrlImageSourceParam(RequestModel):
+    type: Literal["url"]
+    url: str
 
 
 class ImageBlockParam(CacheControlled):
-    """Errors name the block's type in its path, as Anthropic's do: Claude Code finds the block by
-    it, removes it and continues.
+    """An image. Errors name the block's type in its path, as Anthropic's do: Claude Code finds the
+    block by it, removes it and continues.
     """
+
+    type: Literal["image"]
+    source: Annotated[Base64ImageSourceParam | UrlImageSourceParam, Field(discriminator="type")]
+
+    def part(self, place: str) -> ImagePart:
+        """The image as a part of a message. `place` is the block's in the body."""
+        source = self.source
+        found = (
+            ImageData(source.data)
+            if isinstance(source, Base64ImageSourceParam)
+            else image_source(source.url)
+        )
+        return ImagePart(found, place=f"{place}.image")
+
+
+class PlainImageBlockParam(CacheControlled):
+    """An image where there is text alone."""
 
     type: Literal["image"]
 
     @model_validator(mode="before")
     @classmethod
     def _refused(cls, data: Any) -> Any:
-        raise _text_alone()
+        raise PydanticCustomError(UNSUPPORTED, "images are not supported here, only in messages")
 
 
 class TextSourceParam(RequestModel):
@@ -116,7 +146,7 @@ class TextSourceParam(RequestModel):
     data: str
 
 
-PlainBlock: TypeAlias = TextBlockParam | SkipJsonSchema[ImageBlockParam]
+PlainBlock: TypeAlias = TextBlockParam | SkipJsonSchema[PlainImageBlockParam]
 PlainBlocks = Annotated[
     list[Annotated[PlainBlock, BY_TYPE]],
     Field(max_length=MAX_PARTS, fail_fast=True),
@@ -127,7 +157,7 @@ PlainText = Annotated[
 
 
 class ContentSourceParam(RequestModel):
-    """Text in blocks. Images among them are refused, as everywhere."""
+    """Text in blocks. Images among them are refused."""
 
     type: Literal["content"]
     content: PlainText
@@ -138,7 +168,7 @@ class ContentSourceParam(RequestModel):
 
 
 class DocumentBlockParam(CacheControlled):
-    """A document that is text. Others are refused as images are."""
+    """A document that is text. Others are refused."""
 
     type: Literal["document"]
     source: Annotated[TextSourceParam | ContentSourceParam, Field(discriminator="type")]
@@ -149,7 +179,8 @@ class DocumentBlockParam(CacheControlled):
     @classmethod
     def _of_text(cls, data: Any) -> Any:
         if isinstance(data, dict) and type_of(data.get("source")) not in {"", "text", "content"}:
-            raise _text_alone()
+            message = "this document is not supported: of documents the model reads text alone"
+            raise PydanticCustomError(UNSUPPORTED, message)
         return data
 
     @property
@@ -172,7 +203,7 @@ class SearchResultBlockParam(CacheControlled):
         return "\n".join(filter(None, (self.title, self.source, _joined(self.content))))
 
 
-def _joined(blocks: Iterable[TextBlockParam | ImageBlockParam]) -> str:
+def _joined(blocks: Iterable[PlainBlock]) -> str:
     return "\n".join(block.text for block in blocks if isinstance(block, TextBlockParam))
 
 
@@ -181,6 +212,9 @@ TextBlocks = Annotated[
     list[Annotated[TextBlock, BY_TYPE]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
+SpokenBlock: TypeAlias = (
+    TextBlockParam | ImageBlockParam | DocumentBlockParam | SearchResultBlockParam
+)
 Text = Annotated[TextBlocks, BeforeValidator(as_parts, json_schema_input_type=str | TextBlocks)]
 
 
@@ -225,7 +259,7 @@ class ForeignResultBlockParam(ForeignBlock):
     model_config = ConfigDict(json_schema_extra=_of_other_types(ToolReferenceBlockParam))
 
 
-ResultBlock: TypeAlias = TextBlock | ToolReferenceBlockParam | ForeignResultBlockParam
+ResultBlock: TypeAlias = SpokenBlock | ToolReferenceBlockParam | ForeignResultBlockParam
 ResultBlocks = Annotated[
     list[Annotated[ResultBlock, ByType(foreign=ForeignResultBlockParam, untyped=UNTYPED)]],
     Field(max_length=MAX_PARTS, fail_fast=True),
@@ -263,7 +297,7 @@ class ForeignBlockParam(ForeignBlock):
 
 
 BlockParam: TypeAlias = (
-    TextBlock
+    SpokenBlock
     | ThinkingBlockParam
     | RedactedThinkingBlockParam
     | ToolUseBlockParam

@@ -165,7 +165,7 @@ def _described(
             "general.basename": name,
             **{key: number for key, number in numbers.items() if number is not None},
         },
-        capabilities=list(_capabilities(checkpoint, settings)),
+        capabilities=list(_capabilities(checkpoint, settings, card)),
         modified_at=checkpoint.modified,
     )
 
@@ -191,9 +191,11 @@ def _parameters(sampling: SamplingDefaults) -> Iterator[str]:
     yield f"repeat_penalty {sampling.repetition_penalty}"
 
 
-def _capabilities(checkpoint: Checkpoint, settings: ModelSettings) -> Iterator[str]:
+def _capabilities(
+    checkpoint: Checkpoint, settings: ModelSettings, card: ModelCard | None
+) -> Iterator[str]:
     """A model that generates and embeds has no `embedding`: Ollama's CLI embeds whatever it is
-    given for a model that has.
+    given for a model that has. Whether a model takes images is certain once it has been loaded.
     """
     try:
         tasks = checkpoint.tasks(settings.engine.pooling, settings.engine.reranker)
@@ -207,6 +209,9 @@ def _capabilities(checkpoint: Checkpoint, settings: ModelSettings) -> Iterator[s
             yield "tools"
         if formats.reasoning:
             yield "thinking"
+        has_tower = "vision_config" in checkpoint.config
+        if has_tower if card is None else card.images is not None:
+            yield "vision"
     elif Task.EMBED in tasks:
         yield "embedding"
 

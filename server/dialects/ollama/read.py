@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+from server.dialects.image_fields import image_source
 from server.dialects.ollama.schema import (
     OllamaChatRequest,
     OllamaEmbedding,
@@ -19,7 +20,9 @@ from server.generation.conversation import (
     ROLES,
     Chat,
     Conversation,
+    ImagePart,
     Message,
+    Part,
     check_messages,
     check_tools,
     texts,
@@ -39,7 +42,18 @@ def chat_messages(messages: Sequence[OllamaMessageParam]) -> list[Message]:
     the first call of its `tool_name` that waits, or the first of all.
     """
     reader = _Reader()
-    return [reader.read(message) for message in messages]
+    return [
+        reader.read(message, f"messages[{index}].images") for index, message in enumerate(messages)
+    ]
+
+
+def _parts(text: str, images: Sequence[str], place: str) -> tuple[Part, ...]:
+    """Images, which the body has in this place, and the text about them."""
+    shown = [
+        ImagePart(image_source(image), place=f"{place}[{index}]")
+        for index, image in enumerate(images)
+    ]
+    return (*shown, *texts(text)) if text or not shown else tuple(shown)
 
 
 class _Reader:
@@ -47,17 +61,18 @@ class _Reader:
         self._ids = (f"call{number:05}" for number in count(1))  # nine characters, as Mistral's
         self._waiting = _UnansweredCalls()
 
-    def read(self, message: OllamaMessageParam) -> Message:
+    def read(self, message: OllamaMessageParam, place: str) -> Message:
+        """The message, whose images are in this place."""
         calls = list[ToolCall]()
         for call in message.tool_calls:
             id, name = call.id or next(self._ids), call.function.name
             self._waiting.add(id, name)
             arguments = json.dumps(call.function.arguments, ensure_ascii=False)
             calls.append(ToolCall(id, name, arguments))
-        has_content = message.content or message.role != "assistant"
+        has_content = message.content or message.images or message.role != "assistant"
         return Message(
             role=ROLES[message.role],
-            parts=texts(message.content) if has_content else (),
+            parts=_parts(message.content, message.images, place) if has_content else (),
             reasoning=message.thinking or "",
             calls=calls,
             answered_call=self._waiting.answered(message) if message.role == "tool" else None,
@@ -115,7 +130,7 @@ def as_chat(body: OllamaChatRequest, model: ServedModel) -> Chat:
 
 def prompt_as_chat(body: OllamaGenerateRequest, model: ServedModel) -> Chat:
     """The system message, if there is one, and the prompt as the user's. Raises ApiError (400)."""
-    messages = [Message(role="user", parts=texts(body.prompt))]
+    messages = [Message(role="user", parts=_parts(body.prompt, body.images, "images"))]
     if body.system:
         messages.insert(0, Message(role="system", parts=texts(body.system)))
     return _chat(body, messages, (), model)

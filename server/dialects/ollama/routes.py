@@ -115,7 +115,7 @@ async def generate(context: Context) -> Response:
     body = await context.arrived(OllamaGenerateRequest)
 
     def is_empty(body: OllamaGenerateRequest) -> bool:
-        return not body.prompt
+        return not body.prompt and not body.images
 
     return await _answered(body, generate_shape, _generate_job, is_empty, context)
 
@@ -162,7 +162,7 @@ def _generate_job(
     body: OllamaGenerateRequest, model: ServedModel, record: RequestRecord
 ) -> Job | bytes:
     requests: Sequence[EngineRequest]
-    if not body.prompt:
+    if not body.prompt and not body.images:
         return without_answer(model.name, generate_shape, "load")
     if body.raw:
         requests, _ = prepare_completion(raw_completion(body, model), model, record)

@@ -22,7 +22,8 @@ from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from server.dialects.openai_logprobs import TokenLogprobBody
 from server.dialects.openai_tools import ChatTool
 from server.dialects.thinking_fields import ThinkingFields
-from server.generation.conversation import MAX_MESSAGES
+from server.errors import UNSUPPORTED
+from server.generation.conversation import MAX_IMAGES, MAX_MESSAGES
 from server.generation.pooling import MAX_INPUTS
 from server.generation.progress import ProgressBody
 from server.generation.request_fields import (
@@ -73,12 +74,12 @@ KeepAlive = Annotated[
 ]
 """Seconds; infinite where the model is to stay."""
 
-MAX_IMAGES = 64
 MAX_RAW_LOGPROBS = 5  # as of other text completions
 MAX_CONTEXT = 1 << 20
 
-Images = SkipJsonSchema[
-    Annotated[list[Any], Field(max_length=MAX_IMAGES), refused("this model takes none")]
+Images = Annotated[
+    list[str],
+    Field(max_length=MAX_IMAGES, fail_fast=True, description="Each in base64, or as a URL."),
 ]
 Context = SkipJsonSchema[
     Annotated[
@@ -190,6 +191,13 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
     suffix: NoSuffix = ""
     template: ModelsTemplate = ""
     context: Context = Field(default_factory=list)
+
+    @field_validator("images")
+    @classmethod
+    def _in_a_chat(cls, images: list[str], info: ValidationInfo) -> list[str]:
+        if images and info.data.get("raw"):
+            raise PydanticCustomError(UNSUPPORTED, "not supported together with raw")
+        return images
 
     @field_validator("raw")
     @classmethod

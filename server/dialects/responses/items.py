@@ -2,12 +2,14 @@
 
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.dialects.files import FileFields
+from server.dialects.image_fields import ImageDetail, image_detail, image_source
 from server.dialects.openai import as_parts
-from server.generation.conversation import MAX_PARTS, ReasoningEffort
+from server.generation.conversation import MAX_PARTS, ImagePart, ReasoningEffort, StoredImage
 from server.generation.tools import FUNCTION_NAME, MAX_TOOLS
 from server.json_model import (
     OBJECT,
@@ -50,18 +52,40 @@ class OutputFileContent(FileFields):
     type: Literal["input_file"]
 
 
-class MediaContent(RequestModel):
-    """An image in a tool's output. The prompt says that it cannot be shown."""
+STORED: dict[str, bool] = {"is_stored": True}
+"""The validation context of items that this server has stored."""
+
+
+class ImageContent(RequestModel):
+    """An image. Of a stored item `image_digest` is the digest of its bytes."""
 
     type: Literal["input_image"]
+    image_url: str = Field(
+        "", description="A data: URL; one of http or https where the settings allow its host."
+    )
+    detail: ImageDetail = "auto"
+    image_digest: SkipJsonSchema[str] = Field("", pattern="^([0-9a-f]{64})?$")
+
+    @model_validator(mode="after")
+    def _is_somewhere(self, info: ValidationInfo) -> Self:
+        is_stored = info.context == STORED and self.image_digest
+        if not self.image_url and not is_stored:
+            raise PydanticCustomError("image", "image_url is missing")
+        return self
+
+    def part(self, place: str) -> ImagePart:
+        """The image as a part of a message. `place` is its own in the body."""
+        source = image_source(self.image_url) if self.image_url else None
+        stored = StoredImage(bytes.fromhex(self.image_digest))
+        return ImagePart(source or stored, image_detail(self.detail), place)
 
 
 MessagePart = Annotated[
-    TextContent | RefusalContent | FileContent,
-    ByType(TextContent, unknown="parts of type '{kind}' are not supported, only text"),
+    TextContent | RefusalContent | FileContent | ImageContent,
+    ByType(TextContent, unknown="parts of type '{kind}' are not supported, only text and images"),
 ]
 OutputPart = Annotated[
-    TextContent | RefusalContent | OutputFileContent | MediaContent, ByType(TextContent)
+    TextContent | RefusalContent | OutputFileContent | ImageContent, ByType(TextContent)
 ]
 
 _MessageParts = Annotated[list[MessagePart], Field(max_length=MAX_PARTS, fail_fast=True)]

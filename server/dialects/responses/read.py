@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from server.dialects.files import FileFields
 from server.dialects.responses.client_tools import FORM_BY_ITEM, output_text
 from server.dialects.responses.items import (
+    STORED,
     AdditionalToolsItem,
     ClientCallItem,
     ClientOutputItem,
@@ -23,8 +24,8 @@ from server.dialects.responses.items import (
     ForeignItem,
     FunctionCallItem,
     FunctionTool,
+    ImageContent,
     ItemReference,
-    MediaContent,
     MessageItem,
     ReasoningItem,
     RefusalContent,
@@ -42,7 +43,10 @@ from server.generation.conversation import (
     ROLES,
     Chat,
     Conversation,
+    ImagePart,
     Message,
+    Part,
+    Text,
     check_choice,
     check_messages,
     texts,
@@ -51,8 +55,9 @@ from server.generation.foreign_history import foreign_note, joined
 from server.generation.requests import ServedModel
 from server.generation.tools import Tool, ToolCall, custom_arguments
 from server.json_size import check_json_size
+from server.record import RequestRecord
 
-Part = TextContent | RefusalContent | FileFields | MediaContent
+Content = TextContent | RefusalContent | FileFields | ImageContent
 
 MISSING_ID = "toolfound"
 """The id of a call that has none. Mistral's templates take nine letters and digits."""
@@ -67,25 +72,48 @@ def chat_messages(
     instructions: str | None,
     items: Sequence[ConversationItem],
     found: Iterable[Sequence[Tool]] = (),
+    *,
+    n_before: int = 0,
+    takes_images: bool = True,
 ) -> list[Message]:
     """The conversation, with one system message at its head, if any. `found` are the tools of each
-    item that has some.
+    item that has some. The first `n_before` items are of an earlier response. Where the model takes
+    no images, a text says so in place of those in the outputs of tools, which no user has chosen.
 
     It has the instructions and the leading developer messages. Later developer messages stay where
     they are: at the head they would change the whole prompt, and nothing of it would be cached.
     """
-    system = [instructions] if instructions else []
-    items = [item for item in items if not isinstance(item, ConfigurationUpdateItem)]
+    system, images = [instructions] if instructions else [], list[Part]()
+    placed = [
+        (item, f"input[{index - n_before}]" if index >= n_before else "")
+        for index, item in enumerate(items)
+        if not isinstance(item, ConfigurationUpdateItem)
+    ]
+    messages = _Messages(found, takes_images=takes_images)
     n_leading = 0
-    while n_leading < len(items) and _is_system(item := items[n_leading]):
-        system.append("\n".join(map(_text, item.content)))
+    while n_leading < len(placed) and _is_system((leading := placed[n_leading])[0]):
+        parts = _parts(leading[0].content, leading[1], "content")
+        system.append("\n".join(part.text for part in parts if isinstance(part, Text)))
+        images += [part for part in parts if isinstance(part, ImagePart)]
         n_leading += 1
-    messages = _Messages(found)
     if system:
-        messages.add_turn(Message(role="system", parts=texts("\n\n".join(system))))
-    for item in items[n_leading:]:
-        messages.add(item)
+        parts = (*texts("\n\n".join(system)), *images)
+        messages.add_turn(Message(role="system", parts=parts))
+    for item, place in placed[n_leading:]:
+        messages.add(item, place)
     return messages.complete()
+
+
+def _parts(content: Iterable[Content], item: str, field: str) -> tuple[Part, ...]:
+    """The parts of a message, which is this field of the item in the body; of a stored item without
+    a place there, if `item` is empty.
+    """
+    return tuple(
+        part.part(f"{item}.{field}[{index}]" if item else "previous_response_id")
+        if isinstance(part, ImageContent)
+        else Text(_text(part))
+        for index, part in enumerate(content)
+    )
 
 
 class _Messages:
@@ -95,8 +123,9 @@ class _Messages:
     are two messages.
     """
 
-    def __init__(self, found: Iterable[Sequence[Tool]]) -> None:
+    def __init__(self, found: Iterable[Sequence[Tool]], *, takes_images: bool) -> None:
         self._found = iter(found)
+        self._takes_images = takes_images
         self._turns: list[Message] = []
         self._call_ids = dict[str, str]()  # by the ids of their items
         self._begin_answer()
@@ -110,15 +139,11 @@ class _Messages:
         self._end_answer()
         return self._turns
 
-    def add(self, item: ConversationItem) -> None:
+    def add(self, item: ConversationItem, place: str) -> None:
+        """Add an item, which the body has in this place. Raises ApiError (400)."""
         match item:
-            case MessageItem(role="assistant"):
-                if self._ends_with_message:
-                    self._end_answer()
-                self._texts += map(_text, item.content)
             case MessageItem():
-                said = texts(*map(_text, item.content))
-                self.add_turn(Message(role=ROLES[item.role], parts=said))
+                self._add_message(item, place)
             case ReasoningItem():
                 self._thoughts.append(_reasoning(item))
             case FunctionCallItem(call_id=id):
@@ -127,9 +152,8 @@ class _Messages:
             case CustomToolCallItem(call_id=id):
                 name = function_name(item.name, item.namespace)
                 self._calls.append(ToolCall(id, name, custom_arguments(item.input)))
-            case ToolOutputItem(call_id=id):
-                output = texts(*map(_text, item.output))
-                self.add_turn(Message(role="tool", parts=output, answered_call=id or MISSING_ID))
+            case ToolOutputItem():
+                self._add_output(item, place)
             case ToolSearchCallItem() | ClientCallItem():
                 form = FORM_BY_ITEM[item.type]
                 arguments = json.dumps(form.arguments(item.model_dump()), ensure_ascii=False)
@@ -152,6 +176,27 @@ class _Messages:
             case ForeignItem():
                 self._add_foreign(item)
         self._ends_with_message = isinstance(item, MessageItem)
+
+    def _add_message(self, item: MessageItem, place: str) -> None:
+        if item.role != "assistant":
+            said = _parts(item.content, place, "content")
+            self.add_turn(Message(role=ROLES[item.role], parts=said))
+            return
+        if self._ends_with_message:
+            self._end_answer()
+        if any(isinstance(part, ImageContent) for part in item.content):
+            message = "a message of role 'assistant' has no images"
+            raise InvalidField(f"{place}.content" if place else "previous_response_id", message)
+        self._texts += map(_text, item.content)
+
+    def _add_output(self, item: ToolOutputItem, place: str) -> None:
+        output = (
+            _parts(item.output, place, "output")
+            if self._takes_images
+            else texts(*map(_text, item.output))
+        )
+        id = item.call_id or MISSING_ID
+        self.add_turn(Message(role="tool", parts=output, answered_call=id))
 
     def _add_foreign(self, item: ForeignItem) -> None:
         note = foreign_note(item.type, item.model_dump())
@@ -186,7 +231,7 @@ def _is_from_client(item: ForeignItem) -> bool:
     return item.type in FROM_CLIENTS or item.type.endswith("_call_output")
 
 
-def _text(part: Part) -> str:
+def _text(part: Content) -> str:
     match part:
         case TextContent():
             return part.text
@@ -194,7 +239,7 @@ def _text(part: Part) -> str:
             return part.refusal
         case FileFields():
             return part.text or MEDIA_NOTE
-        case MediaContent():
+        case ImageContent():
             return MEDIA_NOTE
 
 
@@ -238,27 +283,29 @@ ID_PREFIXES = {
 WireItem = dict[str, Any]
 
 
-def stored_items(items: Iterable[ConversationItem], suffix: str) -> Iterator[StoredItem]:
-    """The items as they are stored. One without an id gets one that ends in the suffix."""
+def stored_items(items: Iterable[ConversationItem], record: RequestRecord) -> Iterator[StoredItem]:
+    """The items of a request as they are stored. One without an id gets one that ends in that of
+    the request. Of its images, the digests are stored.
+    """
     for index, item in enumerate(items):
-        id = item.id or f"{ID_PREFIXES.get(item.type, 'item')}_{suffix}i{index:02x}"
-        wire = {"id": id, "type": item.type, "status": "completed", **_fields(item)}
+        id = item.id or f"{ID_PREFIXES.get(item.type, 'item')}_{record.id}i{index:02x}"
+        wire = {"id": id, "type": item.type, "status": "completed", **_fields(item, record)}
         yield StoredItem(id, json.dumps(wire, ensure_ascii=False).encode())
 
 
-def _fields(item: ConversationItem) -> WireItem:
+def _fields(item: ConversationItem, record: RequestRecord) -> WireItem:
     match item:
         case MessageItem():
             text_type = "output_text" if item.role == "assistant" else "input_text"
-            return {"role": item.role, "content": _wire_parts(item.content, text_type)}
+            return {"role": item.role, "content": _wire_parts(item.content, text_type, record)}
         case ToolOutputItem():
             called = {} if item.call_id is None else {"call_id": item.call_id}
-            return {**called, "output": _wire_parts(item.output, "input_text")}
+            return {**called, "output": _wire_parts(item.output, "input_text", record)}
         case ReasoningItem():
-            content = _wire_parts(item.content, "reasoning_text")
+            content = _wire_parts(item.content, "reasoning_text", record)
             sealed = item.encrypted_content
             return {
-                "summary": _wire_parts(item.summary, "summary_text"),
+                "summary": _wire_parts(item.summary, "summary_text", record),
                 **({"content": content} if content else {}),
                 **({} if sealed is None else {"encrypted_content": sealed}),
             }
@@ -266,9 +313,12 @@ def _fields(item: ConversationItem) -> WireItem:
             return item.model_dump(exclude={"id", "type"}, exclude_none=True, by_alias=True)
 
 
-def _wire_parts(parts: Iterable[Part], text_type: str) -> list[WireItem]:
+def _wire_parts(parts: Iterable[Content], text_type: str, record: RequestRecord) -> list[WireItem]:
     """The parts as JSON objects: texts with this type, whatever type the client gave them."""
-    wire = [part.model_dump() for part in parts]
+    wire = [
+        _wire_image(part, record) if isinstance(part, ImageContent) else part.model_dump()
+        for part in parts
+    ]
     for part in wire:
         if "text" in part:
             part["type"] = text_type
@@ -277,12 +327,36 @@ def _wire_parts(parts: Iterable[Part], text_type: str) -> list[WireItem]:
     return wire
 
 
+def _wire_image(image: ImageContent, record: RequestRecord) -> WireItem:
+    """An image by the digest of its bytes. One that the model was not shown is the text in its
+    place.
+    """
+    part = image.part("")
+    known = record.images.get((part.source, part.detail))
+    if known is None:
+        return {"type": "input_text", "text": MEDIA_NOTE}
+    return {
+        "type": image.type,
+        "detail": image.detail,
+        "image_url": None,
+        "image_digest": known.original.hex(),
+    }
+
+
 def _conversation(
     body: InputTokensRequest,
     items: Sequence[ConversationItem],
     tools: RequestTools,
+    n_before: int,
+    model: ServedModel,
 ) -> Conversation:
-    messages = chat_messages(body.instructions, items, tools.found)
+    messages = chat_messages(
+        body.instructions,
+        items,
+        tools.found,
+        n_before=n_before,
+        takes_images=model.engine.card.images is not None,
+    )
     choice = tools.choice(body.tool_choice)
     check_messages(messages, "input")
     check_choice(choice, [*tools.functions, *chain.from_iterable(tools.found)])
@@ -343,13 +417,13 @@ def read_input(
     earlier = list(before or ())
     stored = [*earlier, *_referenced(body, store, owner)]
     _check_length(stored, max_bytes, "previous_response_id" if earlier else "input")
-    parsed = iter(_ITEMS.validate_json(_json(stored)))
+    parsed = iter(_ITEMS.validate_json(_json(stored), context=STORED))
     history = list(islice(parsed, len(earlier)))
     items = [next(parsed) if isinstance(item, ItemReference) else item for item in body.input]
     found = [item.tools for item in (*history, *items) if isinstance(item, WITH_TOOLS)]
     tools = RequestTools(body.tools, found, is_strict)
     body = _configured(body, [*history, *items])
-    prompt = _conversation(body, [*history, *items], tools)
+    prompt = _conversation(body, [*history, *items], tools, len(history), model)
     foreign = Counter(item.type for item in (*history, *items) if isinstance(item, ForeignItem))
     return ReadInput(body, prompt, tools, items, before, foreign)
 

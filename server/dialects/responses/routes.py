@@ -45,6 +45,7 @@ from server.dialects.responses.write import ResponseForm
 from server.errors import UNSUPPORTED, ApiError, InvalidField, invalid
 from server.fairness import LARGE_BYTES
 from server.generation.foreign_history import log_dropped, log_foreign
+from server.generation.images import with_images
 from server.generation.requests import ServedModel, prepare_chat
 from server.http.stream import client_waiting
 from server.record import RequestRecord
@@ -144,7 +145,8 @@ class ResponseMaker:
     def count(self, body: InputTokensRequest) -> int:
         """The number of tokens of the prompt."""
         salt = self.record.cache_salt(body.cache_salt)
-        return len(self.model.prompts.chat(self.read(body).prompt, self.model.replays, salt))
+        shown = with_images(self.read(body).prompt, self.model.engine, self.record)
+        return len(self.model.prompts.chat(shown, self.model.replays, salt).tokens)
 
 
 def _never(tool: FunctionTool) -> bool:
@@ -164,7 +166,7 @@ def response_form(
 ) -> ResponseForm:
     """The form that writes the response, and its input as it is stored."""
     id, body = f"resp_{record.id}", given.body
-    new = [*stored_items(given.items, record.id)] if body.store else []
+    new = [*stored_items(given.items, record)] if body.store else []
     return ResponseForm(
         id=id,
         head=to_json(_head(body, given.tools, request, model.name, id)),

@@ -23,7 +23,7 @@ def message_of(answer: httpx.Response) -> str:
 
 
 CHATS = [
-    ({"messages": [PICTURE]}, "messages[0].images"),
+    ({"messages": [PICTURE]}, "messages[0].images[0]"),
     ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role"),
     ({"messages": [USER] * 10_001}, "messages"),
     ({"messages": [{"role": "user", "content": ["Hi"]}]}, "messages[0].content"),
@@ -60,7 +60,7 @@ def test_what_is_invalid_is_refused_by_its_name(
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
-        ({"images": ["AAAA"]}, "images"),
+        ({"images": ["AAAA"]}, "images[0]"),
         ({"suffix": "end"}, "suffix"),
         ({"template": "{{ .Prompt }}"}, "template"),
         ({"context": [1, 2]}, "context"),

@@ -37,7 +37,7 @@ def test_du_has_a_line_for_each_model(directory: Path) -> None:
     assert head.split() == ["model", "files", "size", "folder"]
     assert [line.split("  ")[0] for line in lines] == ["models/tiny", "a model without a name"]
     assert {line.split()[-4] for line in lines} == {"2"}
-    assert all(line.split()[-1].startswith("v3-") for line in lines)
+    assert all(line.split()[-1].startswith("v4-") for line in lines)
     assert total.endswith(" MiB in all")
     least = 2 * N_ENTRIES * ENTRY_BYTES / 2**20
     assert least < float(total.split()[0]) <= allocated(directory) / 2**20 + 0.01
@@ -53,7 +53,7 @@ def test_du_while_a_daemon_runs(tmp_path: Path, open_tier: DiskStore) -> None:
 def test_what_is_sound(directory: Path) -> None:
     result = run("cache", "verify", directory)
     assert result.exit_code == 0
-    assert result.stdout.startswith("models/tiny (v3-")
+    assert result.stdout.startswith("models/tiny (v4-")
     found = [line.partition(": ")[2] for line in result.stdout.splitlines()]
     assert found == ["30 entries, 1.17 MiB, sound"] * 2
 
@@ -68,7 +68,7 @@ def test_a_flipped_bit_is_found_and_is_there_afterwards(directory: Path) -> None
 
 
 def test_clear_removes_what_is_stored_and_nothing_else(directory: Path) -> None:
-    others = [directory / name for name in ("v4-website", "v3-abc", "notes")]
+    others = [directory / name for name in ("v5-website", "v4-abc", "notes")]
     for other in others:
         other.mkdir()
         (other / "file").write_text("mine")

@@ -10,7 +10,6 @@ from engine.core.budget import StepBudget, StepCosts
 from engine.disk_cache.cache import DiskCache
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome, LoadRules, Prompt
 from engine.disk_cache.writer import WriteRules
-from engine.values.tokens import pack
 from kvstore import invariants
 from kvstore.disk.catalog import Reservation
 from kvstore.disk.types import Buffer, Entry, Fault, ReadFailure
@@ -22,7 +21,7 @@ from kvstore.tokens import Digest, Tokens
 from kvstore.tree import RadixTree
 from kvstore.types import Namespace
 from tests.simulation.fake_store import FakeStore
-from tests.unit.kv_helpers import BLOCK, NS
+from tests.unit.kv_helpers import BLOCK, NS, packed
 
 BLOCK_BYTES, WINDOW_BYTES, STATE_BYTES = 16, 8, 4
 IDLE = 1.0
@@ -164,13 +163,13 @@ class Desk:
         compute_seconds: float = 1.0,
     ) -> LoadOutcome:
         prompt = Prompt(
-            namespace, Tokens(tokens), self.disk.block_hashes(namespace, pack(tokens).packed)
+            namespace, Tokens(tokens), self.disk.block_hashes(namespace, packed(tokens))
         )
         return self.disk.load(prompt, attempt, spare_blocks, lambda start, n: compute_seconds)
 
     def has(self, tokens: Sequence[int], namespace: Namespace = NS) -> int:
         """How many of the tokens are on the shelf, as whole blocks."""
-        hashes = self.disk.block_hashes(namespace, pack([*tokens, 0]).packed)
+        hashes = self.disk.block_hashes(namespace, packed([*tokens, 0]))
         return self.shelf.known(hashes) * BLOCK
 
     def cached(self, tokens: Sequence[int]) -> int:

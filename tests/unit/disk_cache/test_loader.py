@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome
-from engine.values.tokens import pack
 from kvstore.in_flight import QueuedPrompt
 from kvstore.recurrent import RecurrentGroup
 from kvstore.tokens import Tokens
@@ -19,7 +18,7 @@ from tests.unit.disk_cache.desk import (
     Shelf,
     filled,
 )
-from tests.unit.kv_helpers import BLOCK, NS, admit, run_of, serve, tree_of, waits
+from tests.unit.kv_helpers import BLOCK, NS, admit, packed, run_of, serve, tree_of, waits
 
 PROMPT = run_of(0, 10 * BLOCK)
 WINDOW = BLOCK + 2
@@ -45,7 +44,7 @@ def stored(shelf: Shelf, desk: Desk) -> list[bytes]:
     """The blocks' bytes of the prompt, as they were written."""
     parts = [
         shelf.records[name].entry.parts[0]
-        for name in desk.disk.block_hashes(NS, pack([*PROMPT, 0]).packed)
+        for name in desk.disk.block_hashes(NS, packed([*PROMPT, 0]))
     ]
     return [bytes(part) for part in parts if part is not None]
 
@@ -130,7 +129,7 @@ def test_salted_prompts_are_looked_up_only_if_a_rule_says_so(salted: bool) -> No
 def test_only_what_memory_lacks_is_read(desk: Desk, shelf: Shelf) -> None:
     serve(desk.store, PROMPT[: 3 * BLOCK])
     desk.load([*PROMPT, 0])
-    assert shelf.tickets[0].names == desk.disk.block_hashes(NS, pack([*PROMPT, 0]).packed)[3:]
+    assert shelf.tickets[0].names == desk.disk.block_hashes(NS, packed([*PROMPT, 0]))[3:]
     shelf.hand_over(10)
     assert filled(desk.step()[0]) == stored(shelf, desk)[3:]
     assert desk.cached(PROMPT) == len(PROMPT)
@@ -188,7 +187,7 @@ def test_whole_and_cut_loads_count_alike_and_those_that_brought_nothing_do_not(
 
 def test_parts_of_a_wrong_size_end_the_load_at_once(desk: Desk, shelf: Shelf) -> None:
     """What would have come behind them is not waited for, and the prompt is computed."""
-    hashes = desk.disk.block_hashes(NS, pack([*PROMPT, 0]).packed)
+    hashes = desk.disk.block_hashes(NS, packed([*PROMPT, 0]))
     shelf.change(hashes[4], (bytes(BLOCK_BYTES - 1), None))
     desk.load([*PROMPT, 0])
     waiting = pending()
@@ -203,7 +202,7 @@ def test_parts_of_a_wrong_size_end_the_load_at_once(desk: Desk, shelf: Shelf) ->
 
 def test_wrong_parts_are_forgotten_once(desk: Desk, shelf: Shelf) -> None:
     """While a step is in flight the load goes on, but asks nothing again."""
-    hashes = desk.disk.block_hashes(NS, pack([*PROMPT, 0]).packed)
+    hashes = desk.disk.block_hashes(NS, packed([*PROMPT, 0]))
     shelf.change(hashes[1], (bytes(1), None))
     desk.load([*PROMPT, 0])
     shelf.hand_over(1)
@@ -228,7 +227,7 @@ def test_an_index_that_knows_of_too_few_parts_loads_nothing() -> None:
     desk.wait()
     desk.write()
     again = Desk(desk.shelf, groups=[RecurrentGroup(4, 8, BLOCK, 10_000)])
-    last = desk.disk.block_hashes(NS, pack([*PROMPT, 0]).packed)[-1]
+    last = desk.disk.block_hashes(NS, packed([*PROMPT, 0]))[-1]
     desk.shelf.change(last, (bytes(BLOCK_BYTES),))
     assert not again.load([*PROMPT, 0])
 

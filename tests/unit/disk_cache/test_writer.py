@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from engine.values.settings import DiskWrites
-from engine.values.tokens import pack
 from kvstore.disk.types import DiskCounters, DiskStats, EntryHead, Fault
 from kvstore.ops import ReadBlock
 from kvstore.recurrent import RecurrentGroup
@@ -28,6 +27,7 @@ from tests.unit.kv_helpers import (
     compute,
     drain,
     generate,
+    packed,
     run_of,
     serve,
     tree_of,
@@ -104,7 +104,7 @@ def test_what_memory_serves_is_used_on_disk_too() -> None:
     desk.write()
     admit(desk.store, [*PROMPT, 0])
     desk.step()
-    assert desk.shelf.touched == list(desk.disk.block_hashes(NS, pack([*PROMPT, 0]).packed))
+    assert desk.shelf.touched == list(desk.disk.block_hashes(NS, packed([*PROMPT, 0])))
 
 
 def test_what_is_about_to_be_evicted_is_written_at_once() -> None:
@@ -380,7 +380,7 @@ def test_what_the_disk_loses_is_written_again_with_what_comes_behind_it() -> Non
     serve(desk.store, PROMPT)
     desk.wait()
     desk.write()
-    desk.shelf.forget(desk.disk.block_hashes(NS, pack(PROMPT).packed)[2])
+    desk.shelf.forget(desk.disk.block_hashes(NS, packed(PROMPT))[2])
     longer = [*PROMPT, *run_of(500, BLOCK)]
     serve(desk.store, longer)
     desk.wait()
@@ -547,7 +547,7 @@ def test_a_tail_that_memory_serves_is_used_on_disk_too() -> None:
     desk.write()
     admit(desk.store, [*prompt, 0])
     desk.step()
-    whole = desk.disk.block_hashes(NS, pack(prompt).packed)[-1]
+    whole = desk.disk.block_hashes(NS, packed(prompt))[-1]
     [tail] = (name for name, stored in desk.shelf.records.items() if stored.parent == whole)
     assert desk.shelf.touched[-2:] == [whole, tail]
 

@@ -273,7 +273,7 @@ def test_what_cannot_be_read_is_logged(
 def test_a_file_that_is_not_named_like_an_extent_is_no_matter(tmp_path: Path, name: str) -> None:
     tier = DiskStore.open(tmp_path, "model", LIMITS)
     tier.close()
-    (next(tmp_path.glob("v3-*")) / f"{name}.kv").touch()
+    (next(tmp_path.glob("v4-*")) / f"{name}.kv").touch()
     tier = DiskStore.open(tmp_path, "model", LIMITS)
     stored(tier, CHAIN.extent())
     assert read(tier, CHAIN.names)[1] is None

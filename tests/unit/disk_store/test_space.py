@@ -71,7 +71,7 @@ def test_use_is_remembered_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_what_others_keep_beside_it_is_never_removed(tmp_path: Path) -> None:
-    mine = [tmp_path / name / "file" for name in ("v3-website", "v1-0123", "notes")]
+    mine = [tmp_path / name / "file" for name in ("v4-website", "v1-0123", "notes")]
     for file in mine:
         file.parent.mkdir()
         file.write_text("mine")

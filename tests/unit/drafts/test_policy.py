@@ -129,7 +129,7 @@ def begin(
     policy: DraftPolicy, namespace: Namespace = PLAIN, speculate: bool = True, most: int = 40
 ) -> Proposer | None:
     request = Request("r", pack((1, 2, 3)), most, speculate=speculate)
-    texts = index_texts(request)
+    texts = index_texts(request, Tokens(text=request.prompt.packed))
     return None if texts is None else policy.begin(texts, namespace, Tokens(request.prompt), None)
 
 

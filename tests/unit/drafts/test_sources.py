@@ -28,13 +28,15 @@ from engine.drafts.suffix_index import (
 )
 from engine.values.stats import DraftSource
 from engine.values.tokens import pack
+from kvstore.tokens import Tokens
 from kvstore.types import Namespace
+from tests.unit.kv_helpers import packed
 
 PREDICTED = tuple(range(1, 40))
 
 
 def sorted_text(tokens: Iterable[int]) -> SortedText:
-    return SortedText(pack(tokens).packed)
+    return SortedText(Tokens(text=pack(tokens).packed))
 
 
 def after(predicted: Iterable[int], output: Sequence[int], most: int = 3) -> TokenIds:
@@ -116,24 +118,24 @@ def answer_of(start: int, n_tokens: int) -> list[int]:
 def test_the_oldest_go_first() -> None:
     answers = LatestAnswers(max_tokens=44)
     for start in (100, 200, 300, 400):
-        answers.add(HERE, pack(answer_of(start, 10)).packed)
+        answers.add(HERE, packed(answer_of(start, 10)))
     assert len(answers) == 44
-    answers.add(HERE, pack(answer_of(500, 10)).packed)
+    answers.add(HERE, packed(answer_of(500, 10)))
     found = [answers.propose(HERE, answer_of(start, 3), 1)[1] for start in range(100, 600, 100)]
     assert found == [0, 0, 3, 3, 3]
 
 
 def test_the_longer_occurrence_counts_then_the_newer() -> None:
     answers = LatestAnswers(max_tokens=20)
-    answers.add(HERE, pack([7, 1, 2, 3, 4, 6, 6, 6]).packed)
-    answers.add(HERE, pack([8, 1, 2, 3, 5, 6, 6, 6]).packed)
+    answers.add(HERE, packed([7, 1, 2, 3, 4, 6, 6, 6]))
+    answers.add(HERE, packed([8, 1, 2, 3, 5, 6, 6, 6]))
     assert answers.propose(HERE, [7, 1, 2, 3], 1) == ((4,), 4)
     assert answers.propose(HERE, [1, 2, 3], 1) == ((5,), 3)
 
 
 def test_of_an_answer_that_is_too_long_the_end_is_kept() -> None:
     answers = LatestAnswers(max_tokens=20)
-    answers.add(HERE, pack(answer_of(0, 100)).packed)
+    answers.add(HERE, packed(answer_of(0, 100)))
     assert len(answers) == 10
     assert answers.propose(HERE, [91, 92, 93], 9) == ((94, 95, 96, 97, 98, 99), 3)
     assert answers.propose(HERE, [90, 91, 92], 9) == ((), 0)
@@ -141,7 +143,7 @@ def test_of_an_answer_that_is_too_long_the_end_is_kept() -> None:
 
 def test_nothing_is_kept_where_there_is_no_room() -> None:
     answers = LatestAnswers(max_tokens=0)
-    answers.add(HERE, pack(answer_of(0, 100)).packed)
+    answers.add(HERE, packed(answer_of(0, 100)))
     assert len(answers) == 0
 
 
@@ -156,9 +158,9 @@ def test_nothing_crosses_a_namespace(
     alone, shared = LatestAnswers(), LatestAnswers()
     added = [(HERE, one) for one in ours] + [(THERE, one) for one in theirs]
     for namespace, one in data.draw(st.permutations(added)):
-        shared.add(namespace, pack(one).packed)
+        shared.add(namespace, packed(one))
         if namespace == HERE:
-            alone.add(namespace, pack(one).packed)
+            alone.add(namespace, packed(one))
     last = data.draw(tokens)
     assert shared.propose(HERE, last, 9) == alone.propose(HERE, last, 9)
     assert shared.propose(Namespace("other"), last, 9) == ((), 0)
@@ -176,7 +178,7 @@ def test_what_is_proposed_stands_in_one_of_the_latest_answers_of_the_namespace(
 ) -> None:
     answers = LatestAnswers(most_tokens)
     for namespace, one in added:
-        answers.add(namespace, pack(one).packed)
+        answers.add(namespace, packed(one))
         assert len(answers) <= most_tokens
     proposed, matched = answers.propose(HERE, last, 9)
     if matched:

@@ -11,13 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
+from engine.api import (
+    EngineStopped,
+    ImagesBusy,
+    InvalidImage,
+    InvalidRequest,
+    ModelError,
+    NoGrammars,
+    QueueFull,
+)
 from engine.core.commit import PROMPT_LOGPROBS_AT_ONCE
 from engine.process import sockets as frames
 from engine.process.sockets import FrameBuffer, ProtocolError
 from engine.remote import wire
 from engine.remote.calls import CALLS
 from engine.remote.wire import CANCEL, CallMessage, Kind, Raised
+from engine.values.images import Detail, Image, PreparedImage
 from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.values.request import (
     Alternative,
@@ -69,15 +78,25 @@ REQUEST = Request(
     ),
     thinking_budget=ThinkingBudget(10, (1,), (2,)),
 )
+IMAGE = Image(bytes(range(200, 232)), ((1, 2),), (1, 2, 4), "/a/c.npy")
 CONFIG = EngineConfig("model", disk=DiskCacheConfig(Path("/tmp/cache"), 1 << 30))
 EXAMPLES: Sequence[tuple[str, tuple[object, ...], object]] = (
     ("load", (CONFIG, logging.INFO), CARD),
     ("submit", (REQUEST,), None),
     ("abort", ("a",), None),
     ("check", (REQUEST,), None),
+    (
+        "prepare_image",
+        ("/images/a", "/images", Detail.LOW),
+        PreparedImage(
+            Image(bytes(range(224, 256)), ((1, 2), (4, 2)), (2, 2), "/images/b.npy", is_whole=True),
+            (3, 5, 5, 4, 5, 5, 3),
+        ),
+    ),
     ("stats", (), STATS),
     ("clear_cache", ("name", frozenset({CacheTier.DISK})), Cleared(3, 4)),
-    ("probe", (pack((1, 2)), "salt", "adapter"), Probed(2, ("ab",))),
+    ("prepare_image", ("/a/b", "/a", Detail.LOW), PreparedImage(IMAGE, (7, 9, 9, 8))),
+    ("probe", (pack((1, 2)), "salt", "adapter", (IMAGE,)), Probed(2, ("ab",))),
     ("requests", (), (RequestInfo("a", 0, WaitReason.SLOTS, 1, 2, 3, 4, 5, 6),)),
     ("tree", (7,), PICTURE),
     (
@@ -212,6 +231,12 @@ def test_errors_with_more_than_words() -> None:
     invalid = again(InvalidRequest("too long", "prompt"))
     assert isinstance(invalid, InvalidRequest)
     assert (str(invalid), invalid.param) == ("too long", "prompt")
+    busy = again(ImagesBusy("too many", 3))
+    assert isinstance(busy, ImagesBusy)
+    assert (str(busy), busy.retry_after_seconds) == ("too many", 3)
+    unread = again(InvalidImage("no image"))
+    assert isinstance(unread, InvalidImage)
+    assert str(unread) == "no image"
     full = again(QueueFull("no room", 7))
     assert isinstance(full, QueueFull)
     assert (str(full), full.retry_after_seconds) == ("no room", 7)

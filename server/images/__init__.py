@@ -1,0 +1,1 @@
+"""Images of requests: their bytes, decoded, fetched and kept in files."""
