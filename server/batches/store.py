@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from server.errors import SERVER, ApiError
 
 FILES_PER_BATCH = 4  # a batch has an input, an output and an error file; some are not used yet
+MESSAGES_ENDPOINT = "/v1/messages"
 RECORD = ".json"
 PART = ".part"
 DAMAGED = ".damaged"
@@ -103,6 +104,11 @@ class StoredBatch(Record):
     @property
     def is_live(self) -> bool:
         return self.status in LIVE
+
+    @property
+    def is_of_messages(self) -> bool:
+        """Whether it came by Anthropic's API. Its files then belong to it alone."""
+        return self.endpoint == MESSAGES_ENDPOINT
 
     @property
     def ended_at(self) -> int | None:
@@ -285,8 +291,8 @@ class BatchStore:
     def add_file(self, part: "Part", file: StoredFile) -> None:
         """Make a file of a part that is written and closed."""
         with self._lock:
+            _write(self._files_folder / f"{file.id}{RECORD}", file)  # first: `_tidy` goes on
             part.path.rename(self.path(file))
-            _write(self._files_folder / f"{file.id}{RECORD}", file)
             self._files[file.id] = file
             self._parts.pop(file.id, None)
 
@@ -312,6 +318,10 @@ class BatchStore:
         """Count what is there, and delete what belongs to no record: a cut upload, say."""
         live = [batch for batch in self._batches.values() if batch.is_live]
         parts = {f"{id}{PART}" for b in live for id in (b.output_part_id, b.error_part_id)}
+        for file in self._files.values():
+            part = self._files_folder / f"{file.id}{PART}"
+            if part.is_file() and not self.path(file).is_file():
+                part.rename(self.path(file))
         for path in self._files_folder.iterdir():
             name = path.name
             if path.suffix in {RECORD, DAMAGED} or name in parts:
