@@ -270,9 +270,11 @@ class RequestTracker:
         self, record: RequestRecord, requests: Sequence[Request]
     ) -> Iterator[TrackedRequest]:
         """Track the requests while the block answers them. An exception out of the block is the
-        outcome.
+        outcome. Lines of batches are tracked, but neither logged nor in the histograms.
         """
-        tracked = TrackedRequest(record, requests, self._clock, self.sequences[record.own_model])
+        is_line = record.is_background  # of a batch: thousands, for which nobody waits
+        finished = FinishedSequences() if is_line else self.sequences[record.own_model]
+        tracked = TrackedRequest(record, requests, self._clock, finished)
         self._live[record.id] = tracked
         status, code = 200, None
         try:
@@ -288,7 +290,8 @@ class RequestTracker:
             del self._live[record.id]
             record.was_tracked = True
             seconds = self._clock() - tracked.began_seconds
-            self._log(self._finished, tracked.summary(), seconds, status, code)
+            if not is_line:
+                self._log(self._finished, tracked.summary(), seconds, status, code)
 
     def note_refused(self, record: RequestRecord, seconds: float) -> None:
         """Log a request that is over after `seconds`, if it failed before it reached an engine."""

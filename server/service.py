@@ -144,9 +144,15 @@ class RequestContext:
 
     async def read(self, kind: type[BodyT]) -> BodyT:
         """The body of a route that needs no model. Raises ApiError and ClientDisconnected."""
+        return await self.read_as(kind, lambda parsed: parsed)
+
+    async def read_as(self, kind: type[BodyT], function: Callable[[BodyT], T]) -> T:
+        """What a function makes, in a worker, of the body of a route that needs no model. Raises
+        its errors, ApiError and ClientDisconnected.
+        """
         body = ArrivedBody(self, kind, id, await read_body(self.http))
         async with client_waiting(self.http.receive):
-            return await body.run(lambda parsed: parsed)
+            return await body.run(function)
 
     @asynccontextmanager
     async def prepared(

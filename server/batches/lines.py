@@ -175,3 +175,13 @@ def add_usage(total: BatchUsage, result: Mapping[str, Any]) -> None:
     total.cached_tokens += details.get("cached_tokens", 0)
     total.output_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
     total.reasoning_tokens += written.get("reasoning_tokens", 0)
+
+
+def outcome_of(result: Mapping[str, Any]) -> str:
+    """What came of the request of a line of results: `completed`, `failed`, or `unanswered`."""
+    if (answer := result.get("result")) is not None:  # of Messages
+        kinds = {"succeeded": "completed", "errored": "failed"}
+        return kinds.get(answer.get("type"), "unanswered")
+    if (answer := result.get("response")) is None:
+        return "unanswered"
+    return "completed" if answer.get("status_code") == 200 else "failed"

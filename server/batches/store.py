@@ -83,6 +83,7 @@ class StoredBatch(Record):
     input_file_id: str
     status: Status = "validating"
     expires_at: int
+    window: str  # the time for it, as its client wrote it
     output_seconds: int  # how long its output is kept
     metadata: dict[str, str] | None = None
     model: str | None = None  # of its first line
@@ -138,7 +139,7 @@ class StoreFull(ApiError):
 
 class BatchStore:
     """Files and batches, within limits of bytes, number and age. Safe from any thread; all methods
-    but the lookups wait for the disk.
+    but the lookups and lists wait for the disk.
 
     What has expired is dropped. Where there is too much, the client that has the most loses its
     oldest file, or its oldest batch that has ended; what a live batch needs is not lost. A folder
@@ -157,7 +158,7 @@ class BatchStore:
         self._max_bytes = max_bytes
         self._max_batches = max_batches
         self._now = now
-        self._lock = RLock()
+        self.lock = RLock()  # also held while results are written
         self._parts: dict[str, Part] = {}
         self._held = Counter[str]()  # bytes by client
         for path in (folder, self._files_folder, self._batches_folder):
@@ -189,8 +190,8 @@ class BatchStore:
 
     def files(self, owner: str, purposes: Collection[str]) -> list[StoredFile]:
         """The owner's files of these purposes, the latest first."""
-        with self._lock:
-            own = [f for f in self._files.values() if f.owner == owner and f.purpose in purposes]
+        files = list(self._files.values())
+        own = [file for file in files if file.owner == owner and file.purpose in purposes]
         return sorted(own, key=lambda f: (f.created_at, f.id), reverse=True)
 
     def path(self, file: StoredFile) -> Path:
@@ -199,7 +200,7 @@ class BatchStore:
 
     def delete_file(self, file: StoredFile) -> None:
         """Raises ApiError (409) while a batch reads it."""
-        with self._lock:
+        with self.lock:
             if (batch := self._reader(file.id)) is not None:
                 message = f"The file {file.id} is the input of {batch.id}, which has not ended."
                 raise ApiError(409, message, param="file_id", code="file_in_use")
@@ -212,8 +213,7 @@ class BatchStore:
 
     def batches(self, owner: str, prefix: str) -> list[StoredBatch]:
         """The owner's batches whose ids begin with a prefix, the latest first."""
-        with self._lock:
-            own = [b for b in self._batches.values() if b.owner == owner]
+        own = [batch for batch in list(self._batches.values()) if batch.owner == owner]
         return sorted(
             (batch for batch in own if batch.id.startswith(prefix)),
             key=lambda batch: (batch.created_at, batch.id),
@@ -222,15 +222,14 @@ class BatchStore:
 
     def live_batches(self) -> list[StoredBatch]:
         """The batches of all owners that have not ended, the oldest first."""
-        with self._lock:
-            live = [batch for batch in self._batches.values() if batch.is_live]
+        live = [batch for batch in list(self._batches.values()) if batch.is_live]
         return sorted(live, key=lambda batch: (batch.created_at, batch.id))
 
     def add_batch(self, batch: StoredBatch) -> None:
         """Keep a new batch. Raises ApiError (429) where there are too many that have not ended, of
         which a client may have as many as places are free.
         """
-        with self._lock:
+        with self.lock:
             live = self.live_batches()
             own, free = sum(b.client == batch.client for b in live), self._max_batches - len(live)
             if own >= free:
@@ -253,18 +252,18 @@ class BatchStore:
 
     def save(self, batch: StoredBatch) -> None:
         """Keep a batch as it is now."""
-        with self._lock:
+        with self.lock:
             _write(self._batches_folder / f"{batch.id}{RECORD}", batch)
             self._batches[batch.id] = batch
 
     def delete_batch(self, batch: StoredBatch) -> None:
         """Delete a batch that has ended, and the files that only it refers to."""
-        with self._lock:
+        with self.lock:
             self._drop_batch(batch)
 
     def part(self, id: str, owner: str, client: str) -> "Part":
         """The file of that id, to be written, or written on. Raises OSError and ApiError (507)."""
-        with self._lock:
+        with self.lock:
             if id not in self._parts:
                 n_files = len(self._files) + len(self._parts)
                 if n_files >= FILES_PER_BATCH * self._max_batches:
@@ -276,21 +275,21 @@ class BatchStore:
         """Count bytes that are about to be written. Raises ApiError (507) where they are too many,
         and nothing may be dropped for them.
         """
-        with self._lock:
+        with self.lock:
             while self.n_bytes + n_bytes > self._max_bytes:
                 self._evict(f"{self._max_bytes} bytes (max_batch_bytes)")
             self._held[client] += n_bytes
 
     def give_back(self, client: str, n_bytes: int) -> None:
         """Count bytes that are gone."""
-        with self._lock:
+        with self.lock:
             self._held[client] -= n_bytes
             if not self._held[client]:
                 del self._held[client]
 
     def add_file(self, part: "Part", file: StoredFile) -> None:
         """Make a file of a part that is written and closed."""
-        with self._lock:
+        with self.lock:
             _write(self._files_folder / f"{file.id}{RECORD}", file)  # first: `_tidy` goes on
             part.path.rename(self.path(file))
             self._files[file.id] = file
@@ -298,14 +297,14 @@ class BatchStore:
 
     def forget_part(self, part: "Part") -> None:
         """Delete a part."""
-        with self._lock:
+        with self.lock:
             part.path.unlink(missing_ok=True)
             self.give_back(part.client, part.n_bytes)
             self._parts.pop(part.path.name.removesuffix(PART), None)
 
     def expire(self, keep_seconds: float) -> None:
         """Drop the files that have expired, and the batches that ended `keep_seconds` ago."""
-        with self._lock:
+        with self.lock:
             now = self._now()
             for file in [f for f in self._files.values() if f.expires_at <= now]:
                 if self._reader(file.id) is None:
@@ -415,7 +414,6 @@ class Part:
     def finish(self, filename: str, purpose: Purpose, created_at: int, seconds: int) -> StoredFile:
         """Make a file of it, which expires after `seconds`."""
         self.sync()
-        self._file.close()
         file = StoredFile(
             id=self.path.name.removesuffix(PART),
             owner=self.owner,
@@ -427,6 +425,7 @@ class Part:
             n_bytes=self.n_bytes,
         )
         self._store.add_file(self, file)
+        self._file.close()
         return file
 
     def discard(self) -> None:

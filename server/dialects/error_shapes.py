@@ -161,7 +161,7 @@ OLLAMA = ErrorShape(OllamaError, lambda error, request_id: ollama_error(error), 
 SHAPES = (("/v1/messages", ANTHROPIC), ("/v1/responses", RESPONSES), ("/api/", OLLAMA))
 """By path prefix; all other paths have OpenAI's."""
 
-OPENAI_PATHS = ("/v1/chat/", "/v1/completions", "/v1/embeddings")
+OPENAI_PATHS = ("/v1/chat/", "/v1/completions", "/v1/embeddings", "/v1/files", "/v1/batches")
 """That OpenAI alone has, by prefix."""
 
 ANTHROPIC_VERSION = "anthropic-version"

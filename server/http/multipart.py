@@ -1,4 +1,4 @@
-"""Reads `multipart/form-data` as it arrives (RFC 7578): one part after the other, in little memory."""
+"""Reads `multipart/form-data` (RFC 7578) as it arrives, one part after the other."""
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
