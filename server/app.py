@@ -103,7 +103,8 @@ def create_app(
         has_namespaces=settings.cache_namespace == "key",
     )
     tables = TABLES + (vllm_tables(tracker.sequences) if settings.vllm_metric_names else ())
-    metrics_page = Metrics(HttpCounts(answers, output, policy.refusals, models.images), tables)
+    counts = HttpCounts(answers, output, policy.refusals, models.images, batches)
+    metrics_page = Metrics(counts, tables)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

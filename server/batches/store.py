@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from threading import RLock
 from time import time
-from typing import Literal, TypeVar
+from typing import BinaryIO, Literal, TypeVar
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -166,7 +166,7 @@ class BatchStore:
             path.chmod(0o700)
         self._lock_file = open(folder / "lock", "ab")  # noqa: SIM115 held until `close`
         try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._lock_file, folder)
             self._batches = _read(self._batches_folder, StoredBatch)
             self._files = _read(self._files_folder, StoredFile)
             self._tidy()
@@ -182,6 +182,11 @@ class BatchStore:
     def n_bytes(self) -> int:
         """The bytes of all files, also of those that are being written."""
         return self._held.total()
+
+    def by_state(self) -> dict[str, int]:
+        """How many batches are live, and how many have ended."""
+        n_live = len(self.live_batches())
+        return {"live": n_live, "ended": len(self._batches) - n_live}
 
     def file(self, owner: str, id: str) -> StoredFile | None:
         """A file of the owner."""
@@ -432,6 +437,13 @@ class Part:
         """Delete it."""
         self._file.close()
         self._store.forget_part(self)
+
+
+def _lock(file: BinaryIO, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OSError(f"another daemon uses {folder} (batches)") from None
 
 
 def new_file_id() -> str:

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from engine.values.stats import Histogram
+from server.batches.runner import BatchRunner
 from server.fairness import Budget
 from server.images.preparation import Images
 from server.models.model import Model
@@ -122,6 +123,7 @@ class HttpCounts:
     output: Budget  # of what waits to be sent
     refusals: Mapping[tuple[str, str], int]  # by reason and API key
     images: Images
+    batches: BatchRunner | None
 
 
 HTTP: tuple[Row[HttpCounts], ...] = (
@@ -159,6 +161,21 @@ HTTP: tuple[Row[HttpCounts], ...] = (
         "rootstock_image_store_evictions",
         "Files of images that were removed for others.",
         lambda h: h.images.store.n_evicted,
+    ),
+    Counter(
+        "rootstock_batch_lines{result}",
+        "Lines of batches that have a result: completed, failed, expired or cancelled.",
+        lambda h: [] if h.batches is None else h.batches.counts.items(),
+    ),
+    Gauge(
+        "rootstock_batches{state}",
+        "Batches that are kept: live ones, and those that have ended.",
+        lambda h: [] if h.batches is None else h.batches.store.by_state().items(),
+    ),
+    Gauge(
+        "rootstock_batch_files_bytes",
+        "Bytes of the files of clients, results of batches included.",
+        lambda h: [] if h.batches is None else [(h.batches.store.n_bytes,)],
     ),
 )
 """The families of the daemon, which have no label of a model."""

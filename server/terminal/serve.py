@@ -235,7 +235,13 @@ async def serve_models(
                 log.error("%s", error)
             tasks.cancel_scope.cancel()
             return False
-        server = DrainingServer(create_app(models, settings, page_launch()), models, settings)
+        try:
+            app = create_app(models, settings, page_launch())
+        except OSError as error:  # of the folder of batches
+            log.error("%s", error)
+            tasks.cancel_scope.cancel()
+            return False
+        server = DrainingServer(app, models, settings)
         freeze_gc()
         sys.setswitchinterval(SWITCH_SECONDS)
         await server.serve(sockets=sockets)

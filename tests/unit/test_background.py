@@ -260,9 +260,7 @@ def test_a_line_that_was_refused_blocks_keeps_no_chat_waiting() -> None:
     """The engine's fairness between clients does not count what runs in the background."""
     harness = Harness(n_blocks=40, max_running=4)
     for line in range(4):
-        harness.add(
-            prompt(line, 80), max_tokens=40, is_background=True, client=f"lines {line % 2}"
-        )
+        harness.add(prompt(line, 80), max_tokens=40, is_background=True, client=f"lines {line % 2}")
     for _ in range(20):
         harness.step()
     chat = harness.add(prompt(9, 150), client="chat")
@@ -285,9 +283,7 @@ def test_no_step_of_a_chat_has_a_row_of_a_line(seed: int) -> None:
         tokens = [*random.choice(prefixes), *prompt(random.randrange(50), random.randrange(1, 30))]
         max_tokens, n = random.randrange(0, 25), random.choice([1, 1, 2])
         client = f"{is_background} {random.randrange(2)}"
-        added = harness.add(
-            tokens, max_tokens, n=n, client=client, is_background=is_background
-        )
+        added = harness.add(tokens, max_tokens, n=n, client=client, is_background=is_background)
         requests[added] = tokens, max_tokens, n
 
     in_flight: Step | None = None
