@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from pydantic_core import to_json
 from starlette.types import ASGIApp, Message
 
 from server.access.keys import Keyring
+from server.batches.lines import UNSERVED, LineBody
 from server.batches.store import StoredBatch
 from server.dialects.error_shapes import error_response
 from server.errors import ApiError, InvalidField
@@ -23,11 +23,6 @@ BUSY_STATUSES = frozenset({429, 503})
 """Of answers that say that there is no room now."""
 
 DEFAULT_RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 60.0
-
-UNSERVED = {
-    "stream": "a line of a batch is answered whole",
-    "background": "a line of a batch runs in the background as it is",
-}
 
 log = logging.getLogger("rootstock.batches")
 
@@ -85,9 +80,7 @@ class LineAnswerer:
             allowed_models=None if key.models is None else frozenset(key.models),
         )
 
-    async def answer(
-        self, batch: StoredBatch, principal: Principal, body: Mapping[str, Any]
-    ) -> LineAnswer:
+    async def answer(self, batch: StoredBatch, principal: Principal, body: LineBody) -> LineAnswer:
         """The answer to a body of the batch's endpoint. An error is an answer, too."""
         record = RequestRecord(
             uuid4().hex, principal, path=batch.endpoint, user_agent="batch", is_background=True
@@ -95,10 +88,9 @@ class LineAnswerer:
         scope = _scope(batch.endpoint, record)
         sent = _Sent()
         try:
-            for field, problem in UNSERVED.items():
-                if body.get(field):
-                    raise InvalidField(field, problem)
-            await self._call(scope, record, to_json(body), sent)
+            if body.unserved is not None:
+                raise InvalidField(body.unserved, UNSERVED[body.unserved])
+            await self._call(scope, record, body.json, sent)
         except Exception as error:
             if not isinstance(error, ApiError):
                 log.exception("a line of %s failed", batch.id)

@@ -19,6 +19,12 @@ MAX_MESSAGE_CHARACTERS = 200  # a client's own keys can be in it
 PROMPT_FIELDS = ("model", "tools", "system", "instructions", "messages", "prompt", "input")
 """Fields of a body in the order in which a prompt has them."""
 
+UNSERVED = {
+    "stream": "a line of a batch is answered whole",
+    "background": "a line of a batch runs in the background as it is",
+}
+"""Fields of a body that no line may have, and why."""
+
 FIRST_KEY_BYTES = 256
 KEY_GROWTH = 1.25
 KEY_DIGEST_BYTES = 6
@@ -73,10 +79,17 @@ def read_lines(path: Path, endpoint: str, max_line_bytes: int) -> tuple[list[Lin
     return sorted(lines, key=lambda line: line.key), first_model
 
 
-def request_body(text: bytes) -> dict[str, Any]:
+class LineBody(NamedTuple):
+    """The body of a line as JSON, and the first of UNSERVED that it asks for."""
+
+    json: bytes
+    unserved: str | None
+
+
+def request_body(text: bytes) -> LineBody:
     """The body of a line that `read_lines` has accepted."""
     body: dict[str, Any] = jiter.from_json(text)["body"]
-    return body
+    return LineBody(to_json(body), next((name for name in UNSERVED if body.get(name)), None))
 
 
 def prefix_key(body: Mapping[str, Any]) -> bytes:

@@ -18,18 +18,19 @@ from anyio import (
     CancelScope,
     CapacityLimiter,
     Event,
-    Lock,
     create_task_group,
     current_time,
     sleep,
     to_thread,
 )
 from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
 from fastapi import Depends, Request
 
-from server.batches.answer import KeyGone, LineAnswerer, answered_line, unanswered_line
+from server.batches.answer import KeyGone, LineAnswer, LineAnswerer, answered_line, unanswered_line
 from server.batches.lines import (
     Line,
+    LineBody,
     WrongLines,
     add_usage,
     outcome_of,
@@ -65,7 +66,6 @@ class _Run:
         self.done = set[str]()
         self.output: Part | None = None
         self.errors: Part | None = None
-        self.writing = Lock()
         self.saved_at = 0.0  # of the monotonic clock
 
 
@@ -250,6 +250,7 @@ class BatchRunner:
         async with create_task_group() as tasks:
             for line in run.lines:
                 if line.custom_id not in run.done:
+                    await checkpoint()
                     await self._slots.acquire(client, line.n_bytes)
                     tasks.start_soon(self._run_line, run, line)
 
@@ -262,11 +263,10 @@ class BatchRunner:
                 if answer.retry_seconds is None:
                     break
                 await sleep(answer.retry_seconds)
-            result = answered_line(batch, line.custom_id, answer)
             goes_apart = answer.status != 200 and not batch.is_of_messages
             part = run.errors if goes_apart else run.output
             assert part is not None, "a file of results is finished after the last line"
-            await self._lasting(partial(self._append, run, part, line.custom_id, result))
+            await self._lasting(partial(self._append, run, part, line.custom_id, answer))
             self.counts["completed" if answer.status == 200 else "failed"] += 1
         finally:
             self._slots.release(run.principal.client)
@@ -281,7 +281,7 @@ class BatchRunner:
                 log.error("a line of a batch waits: %s", error)
                 await sleep(self.retry_seconds)
 
-    def _read(self, run: _Run, line: Line) -> Mapping[str, Any]:
+    def _read(self, run: _Run, line: Line) -> LineBody:
         source = self.store.file(run.batch.owner, run.batch.input_file_id)
         if source is None:  # it is not dropped while its batch is live
             raise OSError("the input of a batch is gone")
@@ -289,8 +289,9 @@ class BatchRunner:
             file.seek(line.start)
             return request_body(file.read(line.n_bytes))
 
-    def _append(self, run: _Run, part: Part, custom_id: str, result: bytes) -> None:
+    def _append(self, run: _Run, part: Part, custom_id: str, answer: LineAnswer) -> None:
         """Write a line of results and count it."""
+        result = answered_line(run.batch, custom_id, answer)
         with self.store.lock:
             part.append(result)
             self._note(run, custom_id, jiter.from_json(result))
@@ -304,16 +305,11 @@ class BatchRunner:
     def _end(self, run: _Run) -> None:
         """Write the results of the lines that were not answered, and finish the files."""
         batch, store = run.batch, self.store
-        reason = None if len(run.done) == batch.total else "expired"
+        reason = None if batch.completed + batch.failed == batch.total else "expired"
         if batch.cancelling_at is not None:
             reason = "cancelled"
         if reason is not None:
-            part = run.output if batch.is_of_messages else run.errors
-            for line in run.lines:
-                if line.custom_id not in run.done and part is not None:
-                    part.append(unanswered_line(batch, line.custom_id, reason))
-                    run.done.add(line.custom_id)
-                    self.counts[reason] += 1
+            self._end_unanswered(run, reason)
         if batch.cancelling_at is None:
             batch.status = "finalizing"
         batch.finalizing_at = now = _now()
@@ -335,6 +331,23 @@ class BatchRunner:
         else:
             batch.status, batch.completed_at = "completed", now
         store.save(batch)
+
+    def _end_unanswered(self, run: _Run, reason: str) -> None:
+        """Write the results of the lines that were not answered, as far as there is room."""
+        batch = run.batch
+        part = run.output if batch.is_of_messages else run.errors
+        if part is None:  # the process ended after it had written them
+            return
+        for line in run.lines:
+            if line.custom_id in run.done:
+                continue
+            try:
+                part.append(unanswered_line(batch, line.custom_id, reason))
+            except StoreFull as full:
+                log.error("lines of %s that were not answered have no result: %s", batch.id, full)
+                return
+            run.done.add(line.custom_id)
+            self.counts[reason] += 1
 
 
 def _now() -> int:
