@@ -30,6 +30,7 @@ from server.dialects import (
 )
 from server.dialects.chat import routes as chat
 from server.dialects.error_shapes import (
+    error_response,
     handle,
     handle_client_disconnected,
     handle_unknown_url,
@@ -179,6 +180,8 @@ def _batches(
         return None
     store = BatchStore(settings.batches, settings.max_batch_bytes, settings.max_batches)
     has_namespaces = settings.cache_namespace == "key"
-    answerer = LineAnswerer(lines, settings.keys, bodies, output, has_namespaces=has_namespaces)
+    answerer = LineAnswerer(
+        lines, error_response, settings.keys, bodies, output, has_namespaces=has_namespaces
+    )
     waiting = min(LINES_WAITING, max(settings.max_waiting // 4, 1))
     return BatchRunner(store, answerer, settings.max_running + waiting, settings.max_body_bytes)

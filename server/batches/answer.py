@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,12 @@ from uuid import uuid4
 
 from anyio import sleep_forever
 from pydantic_core import to_json
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message
 
 from server.access.keys import Keyring
 from server.batches.lines import UNSERVED, LineBody
 from server.batches.store import StoredBatch
-from server.dialects.error_shapes import error_response
 from server.errors import ApiError, InvalidField
 from server.fairness import Budget
 from server.record import Principal, RequestRecord
@@ -41,14 +42,19 @@ class LineAnswer:
     retry_seconds: float | None
 
 
+MakeError = Callable[[dict[str, Any], Exception], Response]
+"""Makes the response of an error for the client of an ASGI scope."""
+
+
 class LineAnswerer:
     """Answers lines. `routes` is an application with the routes that they may name, without access
-    control and limits: the batch was let in.
+    control and limits: the batch was let in. `make_error` makes the response of an error.
     """
 
     def __init__(
         self,
         routes: ASGIApp,
+        make_error: MakeError,
         keys: Keyring,
         bodies: Budget,
         output: Budget,
@@ -56,6 +62,7 @@ class LineAnswerer:
         has_namespaces: bool,
     ) -> None:
         self._routes = routes
+        self._make_error = make_error
         self._keys = {key.name: key for key in keys.keys}
         self._bodies = bodies
         self._output = output
@@ -95,7 +102,7 @@ class LineAnswerer:
             if not isinstance(error, ApiError):
                 log.exception("a line of %s failed", batch.id)
             sent = _Sent()
-            await error_response(scope, error)(scope, sleep_forever, sent.send)
+            await self._make_error(scope, error)(scope, sleep_forever, sent.send)
         return sent.answer(record.id)
 
     async def _call(
