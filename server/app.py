@@ -183,5 +183,7 @@ def _batches(
     answerer = LineAnswerer(
         lines, error_response, settings.keys, bodies, output, has_namespaces=has_namespaces
     )
-    waiting = min(LINES_WAITING, max(settings.max_waiting // 4, 1))
-    return BatchRunner(store, answerer, settings.max_running + waiting, settings.max_body_bytes)
+    waiting = min(LINES_WAITING, max(settings.engine.max_waiting // 4, 1))
+    return BatchRunner(
+        store, answerer, settings.engine.max_running + waiting, settings.max_body_bytes
+    )

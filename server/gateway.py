@@ -182,7 +182,7 @@ class Gateway:
             connection.request_complete(client)
 
         settings = self._settings
-        most = settings.max_body_bytes
+        most = int(settings.max_body_bytes)
         if scope["path"] == FILES_PATH:
             most = settings.max_file_bytes + MAX_FORM_BYTES
         elif self._may_take_images():

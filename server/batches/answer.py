@@ -102,7 +102,7 @@ class LineAnswerer:
             if not isinstance(error, ApiError):
                 log.exception("a line of %s failed", batch.id)
             sent = _Sent()
-            await self._make_error(scope, error)(scope, sleep_forever, sent.send)
+            await self._make_error(scope, error)(scope, _nothing, sent.send)
         return sent.answer(record.id)
 
     async def _call(
@@ -111,9 +111,7 @@ class LineAnswerer:
         messages: list[Message] = [{"type": "http.request", "body": text, "more_body": False}]
 
         async def receive() -> Message:
-            if not messages:
-                await sleep_forever()  # the client waits for the whole answer
-            return messages.pop()
+            return messages.pop() if messages else await _nothing()  # the client waits
 
         with ExitStack() as reserved:
             record.output = reserved.enter_context(self._output.reserve(record.client, record.end))
@@ -146,6 +144,11 @@ class _Sent:
             retry_seconds = float(wanted) if wanted.isdigit() else DEFAULT_RETRY_SECONDS
             retry_seconds = min(retry_seconds, MAX_RETRY_SECONDS)
         return LineAnswer(self.status, request_id, b"".join(self._body), retry_seconds)
+
+
+async def _nothing() -> Message:
+    await sleep_forever()
+    raise AssertionError("it does not return")
 
 
 def _scope(path: str, record: RequestRecord) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from server.batches.lines import (
     read_results,
     request_body,
 )
-from server.batches.store import BatchStore, LineError, Part, StoredBatch, StoreFull
+from server.batches.store import BatchStore, LineError, Part, Purpose, StoredBatch, StoreFull
 from server.errors import UNSUPPORTED, ApiError, invalid
 from server.fairness import FairLimiter
 from server.record import Principal
@@ -317,7 +317,7 @@ class BatchRunner:
             if part is not None and not part.n_bytes:
                 part.discard()
             elif part is not None:
-                kind = "messages_output" if batch.is_of_messages else "batch_output"
+                kind: Purpose = "messages_output" if batch.is_of_messages else "batch_output"
                 name = f"{batch.id}_{'error' if part is run.errors else 'output'}.jsonl"
                 part.finish(name, kind, now, batch.output_seconds)
         ids = (batch.output_part_id, batch.error_part_id)

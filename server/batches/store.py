@@ -30,8 +30,14 @@ DAMAGED = ".damaged"
 
 Purpose = Literal["batch", "batch_output", "messages", "messages_output"]
 Status = Literal[
-    *("validating", "failed", "in_progress", "finalizing", "completed", "expired"),
-    *("cancelling", "cancelled"),
+    "validating",
+    "failed",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "expired",
+    "cancelling",
+    "cancelled",
 ]
 LIVE = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -400,14 +400,15 @@ def test_a_key_sees_its_own_alone(tmp_path: Path) -> None:
             batch = ended(ann, create(ann, jsonl(chat_line("a"))).id)
             theirs = ann_too.messages.batches.create(requests=messages("a"))
             batch_over(ann_too, theirs.id)
-            for call in (
+            calls: list[Callable[[], Any]] = [
                 lambda: bob.batches.retrieve(batch.id),
                 lambda: bob.batches.cancel(batch.id),
                 lambda: bob.files.retrieve(batch.input_file_id),
                 lambda: bob.files.content(batch.output_file_id),
                 lambda: bob.files.delete(batch.output_file_id),
                 lambda: create_of(bob, batch.input_file_id),
-            ):
+            ]
+            for call in calls:
                 with pytest.raises(openai.NotFoundError):
                     call()
             with pytest.raises(anthropic.NotFoundError):
@@ -492,7 +493,7 @@ def test_a_form_that_comes_in_pieces_of_any_size_is_read(daemon: Daemon) -> None
         alphabet = [b"\r", b"\n", b"\r\n", b"-", b"--", b"\r\n--xy", b"\r\n--xyz-"[:-2], b"a"]
         content = b"".join(random.choice(alphabet) for _ in range(random.randrange(200)))
         content = content.replace(b"\r\n--xyz", b"\r\n--xy")
-        body = form((*FILE[:1], content), PURPOSE)  # type: ignore[arg-type]
+        body = form((FILE[0], content), PURPOSE)
 
         def pieces(body: bytes = body, random: Random = random) -> Iterator[bytes]:
             while body:
