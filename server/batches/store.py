@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 from threading import RLock
-from time import time
+from time import time, time_ns
 from typing import BinaryIO, Literal, TypeVar
 from uuid import uuid4
 
@@ -53,6 +53,7 @@ class Record(BaseModel):
     owner: str  # the name of the API key that it belongs to; empty without keys
     client: str  # whose share of the store it takes
     created_at: int  # seconds since the epoch, as are all times
+    order_ns: int = Field(default_factory=time_ns)  # of records of the same second
 
 
 class StoredFile(Record):
@@ -203,7 +204,7 @@ class BatchStore:
         """The owner's files of these purposes, the latest first."""
         files = list(self._files.values())
         own = [file for file in files if file.owner == owner and file.purpose in purposes]
-        return sorted(own, key=lambda f: (f.created_at, f.id), reverse=True)
+        return sorted(own, key=lambda f: f.order_ns, reverse=True)
 
     def path(self, file: StoredFile) -> Path:
         """Where the content of a file is."""
@@ -227,14 +228,14 @@ class BatchStore:
         own = [batch for batch in list(self._batches.values()) if batch.owner == owner]
         return sorted(
             (batch for batch in own if batch.id.startswith(prefix)),
-            key=lambda batch: (batch.created_at, batch.id),
+            key=lambda batch: batch.order_ns,
             reverse=True,
         )
 
     def live_batches(self) -> list[StoredBatch]:
         """The batches of all owners that have not ended, the oldest first."""
         live = [batch for batch in list(self._batches.values()) if batch.is_live]
-        return sorted(live, key=lambda batch: (batch.created_at, batch.id))
+        return sorted(live, key=lambda batch: batch.order_ns)
 
     def add_batch(self, batch: StoredBatch) -> None:
         """Keep a new batch. Raises ApiError (429) where there are too many that have not ended, of
@@ -256,7 +257,7 @@ class BatchStore:
             while len(ended) + len(live) >= self._max_batches:
                 counts = Counter(b.client for b in ended)
                 most = counts.most_common(1)[0][0]
-                oldest = min((b for b in ended if b.client == most), key=lambda b: b.created_at)
+                oldest = min((b for b in ended if b.client == most), key=lambda b: b.order_ns)
                 ended.remove(oldest)
                 self._drop_batch(oldest)
             self.save(batch)
@@ -364,7 +365,7 @@ class BatchStore:
             held[file.client] += file.n_bytes
         most = held.most_common(1)[0][0]
         own = [file for file in droppable if file.client == most]
-        oldest = min(own, key=lambda file: (file.created_at, file.id))
+        oldest = min(own, key=lambda file: file.order_ns)
         log.warning("dropping %s: %s is the limit", oldest.id, limit)
         self._drop_file(oldest)
 
