@@ -692,7 +692,7 @@ def test_metrics_count_lines_and_what_is_stored(tmp_path: Path) -> None:
         lines = jsonl(chat_line("a"), chat_line("b"), chat_line("c", model="none"))
         ended(daemon.openai, create(daemon.openai, lines).id)
         text = daemon.http.get("/metrics").text
-        listed = daemon.http.get("/admin/requests/finished").json()
+        listed = daemon.http.get("/admin/requests/log").json()
     assert value(text, "rootstock_batch_lines_total", result="completed") == 2
     assert value(text, "rootstock_batch_lines_total", result="failed") == 1
     assert value(text, "rootstock_batches", state="live") == 0
