@@ -27,7 +27,7 @@ from engine.core.preemption import by_rows, preemption_victim
 from engine.core.queue import NoRoom
 from engine.core.request import Namespaces, PreparedRequest, SequenceFactory
 from engine.core.rows import batch_entry, prefill_row
-from engine.core.sequence import BACKGROUND_SHARE, LiveSequence, LiveSequences, Status, Step
+from engine.core.sequence import LiveSequence, LiveSequences, Status, Step
 from engine.core.step import Late, Limits, Resample, StepPlan, StepResult
 from engine.disk_cache.cache import DiskCache
 from engine.grammar.state import GrammarPlan
@@ -171,9 +171,7 @@ class Scheduler:
         limits, n_rows = self._limits, max(self.sequences.n_foreground, len(self.running))
         rows = min(n_rows, limits.max_running)
         budget = StepBudget(self.costs, limits.step_stretch, rows, limits.step_tokens)
-        most_tokens = limits.step_tokens
-        if not self.sequences.n_foreground:
-            most_tokens = max(most_tokens // BACKGROUND_SHARE, len(self.running) + 1)
+        most_tokens = self.sequences.step_tokens(limits.step_tokens)
         step = Step(StepPlan(next(self._numbers)), budget, most_tokens)
         if self._had_turns or self.sequences.has_waiting:
             self.waiting.begin_step()
@@ -259,9 +257,7 @@ class Scheduler:
             self.metrics.client_preemptions += 1
 
     def _preempt_background(self, step: Step) -> None:
-        """Preempt background sequences while others are live. A background sequence in a step in
-        flight is preempted after that step, so that its result is not lost.
-        """
+        """Preempt background sequences while others are live, each after its step in flight."""
         if self.sequences.n_foreground:
             self._admission.defer_background()
             for sequence in [one for one in self.running if one.request.is_background]:
@@ -270,9 +266,8 @@ class Scheduler:
 
     def _may_prefill(self, sequence: LiveSequence) -> bool:
         """Whether the step may prefill a running sequence; in the background one step at a time."""
-        if not sequence.request.is_background:
-            return True
-        return not (self.sequences.n_foreground or _is_in_flight(sequence))
+        is_busy = self.sequences.n_foreground or _is_in_flight(sequence)
+        return not (sequence.request.is_background and is_busy)
 
     def _add_decodes(self, step: Step) -> None:
         """Add one token of each sequence that decodes or has one known token left. The limits

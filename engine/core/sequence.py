@@ -343,6 +343,12 @@ class LiveSequences:
             self.decoding.pop(sequence, None)
         return lease
 
+    def step_tokens(self, limit: int) -> int:
+        """The most tokens of a step, of `limit`: fewer where all sequences are background ones."""
+        if self.n_foreground:
+            return limit
+        return max(limit // BACKGROUND_SHARE, len(self.running) + 1)
+
     def wait_for_grammar(self, sequence: LiveSequence) -> bool:
         """Add the sequence to `unanswered` if its grammar has yet to answer. True if it has."""
         if sequence.unanswered is None:
