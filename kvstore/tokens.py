@@ -9,7 +9,10 @@ inside the process compares tokens, never digests.
 import struct
 import sys
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import islice
+from operator import itemgetter
 from typing import NewType, overload
 
 from blake3 import blake3
@@ -18,6 +21,11 @@ from kvstore.types import Namespace
 
 TOKEN_BYTES = array("Q").itemsize
 """Bytes of one packed token id (an unsigned 64-bit integer in machine order)."""
+
+TEXT_BYTES = array("I").itemsize
+"""Bytes of an id of the vocabulary in a text (an unsigned 32-bit integer in machine order)."""
+
+_LOW_HALF = 0 if sys.byteorder == "little" else 1
 
 CONTENT_ID = 1 << 62
 """The lowest id that names a part of an image. The ids of vocabularies are far below it."""
@@ -36,9 +44,13 @@ def content_ids(digest: bytes, n_ids: int) -> list[int]:
 
 
 class Tokens:
-    """An append-only list of the ids under which KV is cached: those of `packed`, which several
+    """An append-only list of the ids under which KV is cached: those of a `text`, which several
     lists may share, then its own `ids`. A token has its id in the vocabulary. A token that stands
     for a part of an image has the id of that content in place of its own; see `content_ids`.
+
+    `text` has ids of the vocabulary in TEXT_BYTES bytes each, because many prompts may wait. Each
+    of `parts`, which are in order and apart, has a position in the text and the packed ids of the
+    parts of images that stand from there on.
 
     `wholes` are the first positions and the ends of images whose tokens see each other, in order.
     Each is computed in one step, and KV is adopted up to its first token or beyond its last one.
@@ -46,30 +58,32 @@ class Tokens:
     The sequence that owns the list appends. Its lease and the radix tree only read.
     """
 
-    __slots__ = ("_n_shared", "_own", "_shared", "wholes")
+    __slots__ = ("_n_text", "_own", "_parts", "text", "wholes")
 
     def __init__(
         self,
         ids: Iterable[int] = (),
-        packed: bytes = b"",
-        wholes: tuple[tuple[int, int], ...] = (),
+        text: bytes = b"",
+        parts: Sequence[tuple[int, bytes]] = (),
+        wholes: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self._shared = packed
-        self._n_shared = len(packed) // TOKEN_BYTES
+        self.text = text
+        self._n_text = len(text) // TEXT_BYTES
+        self._parts = parts
         self._own = array("Q", ids)
         self.wholes = wholes
 
     def __len__(self) -> int:
-        return self._n_shared + len(self._own)
+        return self._n_text + len(self._own)
 
     def __getitem__(self, position: int) -> int:
         """The token id at a position that is not negative."""
-        own = position - self._n_shared
+        own = position - self._n_text
         return self._own[own] if own >= 0 else unpacked(self.packed(position, position + 1))[0]
 
     def copy(self) -> "Tokens":
-        """A list of the same tokens, which shares `packed`."""
-        return Tokens(self._own, self._shared, self.wholes)
+        """A list of the same tokens, which shares `text` and `parts`."""
+        return Tokens(self._own, self.text, self._parts, self.wholes)
 
     def whole_until(self, n_tokens: int) -> int:
         """The most of the first `n_tokens` tokens that end within no image of `wholes`."""
@@ -98,11 +112,29 @@ class Tokens:
 
     def packed(self, start: int, stop: int) -> bytes:
         """The token ids at positions [start, stop) as bytes, TOKEN_BYTES for each."""
-        n_shared = self._n_shared
-        shared = self._shared[start * TOKEN_BYTES : stop * TOKEN_BYTES]
-        if stop <= n_shared:
-            return shared
-        return shared + self._own[max(start - n_shared, 0) : stop - n_shared].tobytes()
+        n_text = self._n_text
+        first, last = max(start - n_text, 0), max(stop - n_text, 0)
+        own = self._own[first:last].tobytes()
+        return self._packed_text(start, min(stop, n_text)) + own if start < n_text else own
+
+    def _packed_text(self, start: int, stop: int) -> bytes:
+        """The ids at positions [start, stop) of the text, parts of images included."""
+        stop = max(start, stop)
+        packed = bytearray((stop - start) * TOKEN_BYTES)
+        halves = memoryview(packed).cast("I")
+        halves[_LOW_HALF :: TOKEN_BYTES // TEXT_BYTES] = memoryview(self.text).cast("I")[start:stop]
+        if not self._parts:
+            return bytes(packed)
+        begin = max(bisect_right(self._parts, start, key=itemgetter(0)) - 1, 0)
+        for first, ids in islice(self._parts, begin, None):
+            if first >= stop:
+                break
+            last = min(first + len(ids) // TOKEN_BYTES, stop)
+            at = max(first, start)
+            if at < last:
+                cut = ids[(at - first) * TOKEN_BYTES : (last - first) * TOKEN_BYTES]
+                packed[(at - start) * TOKEN_BYTES : (last - start) * TOKEN_BYTES] = cut
+        return bytes(packed)
 
 
 def unpacked(packed: bytes) -> list[int]:

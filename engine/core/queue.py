@@ -25,6 +25,7 @@ class _Client:
     n_live: int = 0
     n_places: int = 0  # places of the queue that its sequences take
     waiting: list[LiveSequence] = field(default_factory=list)  # sorted by `admission_key`
+    passed_over: LiveSequence | None = None
 
 
 class WaitingQueue:
@@ -66,6 +67,25 @@ class WaitingQueue:
     def mark_served(self, client: str) -> None:
         """Note that the client has had a turn in this step."""
         self._served.append(client)
+
+    def pass_over(self, client: str, sequence: LiveSequence) -> None:
+        """Note that a prompt of the client could not go on, because what it needs did not fit after
+        other prompts in this step. Of each client the first counts, until it has had a turn.
+        """
+        entry = self._clients[client]
+        if entry.passed_over is None and client not in self._served:
+            entry.passed_over = sequence
+
+    def take_passed_over(self) -> list[tuple[str, LiveSequence]]:
+        """The prompts that were passed over since the last call, with their clients, in the order
+        of turns. Some may have ended.
+        """
+        taken = list[tuple[str, LiveSequence]]()
+        for name, client in self._clients.items():
+            if client.passed_over is not None:
+                taken.append((name, client.passed_over))
+                client.passed_over = None
+        return taken
 
     def begin_step(self) -> None:
         """Move the clients that had a turn in the previous step after all others."""

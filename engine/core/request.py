@@ -1,5 +1,6 @@
 """Checks requests against the engine's limits, and makes their sequences."""
 
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -200,15 +201,16 @@ def _named_token_problems(sampling: SamplingParams, limits: Limits) -> Iterator[
 
 def cache_tokens(prompt: PackedTokens, images: Sequence[Image] = ()) -> Tokens:
     """The ids under which a prompt's KV is cached: those of its tokens, and for parts of images the
-    ids of that content. Takes time proportional to the prompt.
+    ids of that content. Takes time proportional to the images.
     """
-    ids = np.frombuffer(prompt.packed, np.uint32).astype(np.uint64)
+    parts = list[tuple[int, bytes]]()
     for image in images:
-        named = np.array(content_ids(image.digest, image.n_tokens), np.uint64)
+        named = array("Q", content_ids(image.digest, image.n_tokens))
         for first, n_tokens in image.runs:
-            ids[first : first + n_tokens], named = named[:n_tokens], named[n_tokens:]
-    wholes = tuple((image.start, image.stop) for image in images if image.is_whole)
-    return Tokens(packed=ids.tobytes(), wholes=wholes)
+            parts.append((first, named[:n_tokens].tobytes()))
+            named = named[n_tokens:]
+    wholes = [(image.start, image.stop) for image in images if image.is_whole]
+    return Tokens(text=prompt.packed, parts=parts, wholes=wholes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +250,11 @@ class SequenceFactory:
         """
         validate(request, self.limits)
         tokens = cache_tokens(request.prompt, request.images)
-        packed = tokens.packed(0, len(tokens))
         hashes: Sequence[Digest] = ()
         if self.disk is not None:
             namespace = self.namespaces.of(request.cache_salt, request.adapter)
-            hashes = self.disk.block_hashes(namespace, packed)
-        texts = None if self.drafts is None else index_texts(request, packed)
+            hashes = self.disk.block_hashes(namespace, tokens.packed(0, len(tokens)))
+        texts = None if self.drafts is None else index_texts(request, tokens)
         return PreparedRequest(request, tokens, plan, hashes, texts)
 
     def sequences(self, prepared: PreparedRequest) -> Iterator[LiveSequence]:

@@ -25,20 +25,10 @@ from engine.core.metrics import Metrics
 from engine.core.pins import Pins
 from engine.core.preemption import by_rows, preemption_victim
 from engine.core.queue import NoRoom
-from engine.core.request import (
-    Namespaces,
-    PreparedRequest,
-    SequenceFactory,
-)
+from engine.core.request import Namespaces, PreparedRequest, SequenceFactory
 from engine.core.rows import batch_entry, prefill_row
 from engine.core.sequence import LiveSequence, LiveSequences, Status, Step
-from engine.core.step import (
-    Late,
-    Limits,
-    Resample,
-    StepPlan,
-    StepResult,
-)
+from engine.core.step import Late, Limits, Resample, StepPlan, StepResult
 from engine.disk_cache.cache import DiskCache
 from engine.grammar.state import GrammarPlan
 from engine.output.text import NewOutput
@@ -312,7 +302,9 @@ class Scheduler:
             step.budget.add_decodes(n_rows, n_keys, n_listed)
 
     def _add_prefills(self, step: Step) -> None:
-        """Add a chunk of each client in turn, and again, as long as there is budget."""
+        """Add a chunk of each client in turn, and again, as long as there is budget. First come
+        prompts that had to be passed over, because what they need does not fit after others.
+        """
         prompts = defaultdict[str, deque[LiveSequence]](deque)
         for sequence in self.running:
             if sequence in self.sequences.prefilling and self._may_prefill(sequence):
@@ -321,6 +313,11 @@ class Scheduler:
         may_begin = bool(waiting) and self._admission.has_slot() and step.has_room
         if not prompts and not may_begin:
             return
+        for client, sequence in waiting.take_passed_over():
+            if sequence in prompts.get(client, ()) and self._prefill_more(sequence, step):
+                prompts[client].remove(sequence)
+                waiting.mark_served(client)
+                self._had_turns = True
         clients = deque(c for c in waiting.clients if c in prompts or (may_begin and c in waiting))
         held_up = list[str]()  # clients that come after one that waits for blocks
         while clients and step.budget_tokens:
@@ -339,11 +336,9 @@ class Scheduler:
         """Prefill more of one of the client's prompts, or admit one. False if neither can be."""
         while prompts:
             sequence = prompts.popleft()
-            if sequence.lease is None:
-                continue  # preempted above
-            n_tokens = step.allow(sequence)
-            if n_tokens and self._add_prefill(sequence, n_tokens, step):
+            if self._prefill_more(sequence, step):
                 return True
+            self.waiting.pass_over(client, sequence)
         if not step.has_room:
             return False
         admitted = self._admission.admit(client)
@@ -359,6 +354,11 @@ class Scheduler:
         if sequence.pending is None:
             self._rowless.append((sequence, lease))
         return True
+
+    def _prefill_more(self, sequence: LiveSequence, step: Step) -> bool:
+        """Prefill as much of a running prompt as the step allows. False if nothing can be."""
+        n_tokens = 0 if sequence.lease is None else step.allow(sequence)
+        return n_tokens > 0 and self._add_prefill(sequence, n_tokens, step)
 
     def _add_prefill(self, sequence: LiveSequence, n_tokens: int, step: Step) -> bool:
         """Prefill the next `n_tokens` known tokens of the sequence, or fewer, or encode an image

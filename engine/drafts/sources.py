@@ -19,7 +19,7 @@ from engine.drafts.suffix_index import (
     TokenIds,
 )
 from engine.values.stats import DraftSource
-from kvstore.tokens import CONTENT_ID, TOKEN_BYTES
+from kvstore.tokens import CONTENT_ID, TEXT_BYTES, TOKEN_BYTES
 from kvstore.types import Namespace
 
 
@@ -34,7 +34,7 @@ class Draft(NamedTuple):
     source: DraftSource
 
 
-_MIN_BYTES = MIN_MATCH * TOKEN_BYTES
+_MIN_BYTES = MIN_MATCH * TEXT_BYTES
 
 MAX_SKIPPED_TOKENS = 512
 """The most tokens of a prediction that the output may leave out at once."""
@@ -49,8 +49,8 @@ class Prediction:
     """
 
     def __init__(self, text: SortedText) -> None:
-        self._packed = text.packed
-        self._tokens = memoryview(text.packed).cast("Q")
+        self._packed = text.tokens.text
+        self._tokens = memoryview(self._packed).cast("I")
         self._text = SuffixIndex(text)
         self._n_read = 0  # tokens of the output that were compared
         self._at = 0  # position of the token expected next, or of the first that did not come
@@ -66,7 +66,7 @@ class Prediction:
     def _read(self, output: Sequence[int]) -> None:
         """Compare the tokens of the output that were not compared yet."""
         first, n_tokens = max(self._n_read + 1 - MIN_MATCH, 0), len(self._tokens)
-        packed = array("Q", output[first:]).tobytes()
+        packed = array("I", output[first:]).tobytes()
         for at in range(self._n_read, len(output)):
             n_followed = self._n_followed
             is_within = n_followed is not None and self._at < n_tokens
@@ -74,7 +74,7 @@ class Prediction:
                 self._at += 1
                 self._n_followed = n_followed + 1
                 continue
-            end = (at + 1 - first) * TOKEN_BYTES
+            end = (at + 1 - first) * TEXT_BYTES
             last = packed[max(end - _MIN_BYTES, 0) : end]
             self._n_followed = MIN_MATCH if self._find(last) else None
         self._n_read = len(output)
@@ -85,14 +85,14 @@ class Prediction:
         """
         if len(packed) < _MIN_BYTES:
             return False
-        start = self._at * TOKEN_BYTES
-        stop = start + MAX_SKIPPED_TOKENS * TOKEN_BYTES
+        start = self._at * TEXT_BYTES
+        stop = start + MAX_SKIPPED_TOKENS * TEXT_BYTES
         found = self._packed.find(packed, start, stop)
-        while found % TOKEN_BYTES and found >= 0:  # between two tokens
+        while found % TEXT_BYTES and found >= 0:  # between two tokens
             found = self._packed.find(packed, found + 1, stop)
         if found < 0:
             return False
-        self._at = found // TOKEN_BYTES + MIN_MATCH
+        self._at = found // TEXT_BYTES + MIN_MATCH
         return True
 
 

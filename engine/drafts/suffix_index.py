@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from engine.values.request import Request
-from kvstore.tokens import TOKEN_BYTES, Tokens
+from kvstore.tokens import TEXT_BYTES, TOKEN_BYTES, Tokens
 
 MIN_MATCH, MAX_MATCH = 3, 32
 """The fewest tokens that must match, and the most that are compared."""
@@ -37,7 +37,7 @@ _ID_MASK = (1 << _ID_BITS) - 1
 _KEY_MASK = (1 << MIN_MATCH * _ID_BITS) - 1
 _TOKEN_BITS = 8 * TOKEN_BYTES
 _MATCH_BYTES = MAX_MATCH * TOKEN_BYTES
-_RUN = Struct(f"={MIN_MATCH}Q")
+_RUN, _TEXT_RUN = Struct(f"={MIN_MATCH}Q"), Struct(f"={MIN_MATCH}I")
 _SAMPLE_RUNS = 16
 """The sorted runs of which one key is kept: of the others it is computed when they are compared."""
 
@@ -57,9 +57,12 @@ class SortedText:
     `skipped` tokens are not found.
     """
 
-    def __init__(self, packed: bytes = b"", skipped: int = 0) -> None:
-        self.packed = packed
-        ids = np.frombuffer(packed, np.int64)[skipped:] & _ID_MASK
+    def __init__(self, tokens: Tokens, skipped: int = 0) -> None:
+        """`tokens` has nothing but a text. Its parts of images are sorted as the tokens that stand
+        for them, and found as what they are.
+        """
+        self.tokens = tokens
+        ids = np.frombuffer(tokens.text, np.uint32)[skipped:].astype(np.int64)
         keys = (ids[:-2] << 2 * _ID_BITS) | (ids[1:-1] << _ID_BITS) | ids[2:]
         order = np.argsort(keys, kind="stable")
         ends = order + (skipped + MIN_MATCH)
@@ -68,7 +71,7 @@ class SortedText:
         self._samples = array("q", keys[order[::_SAMPLE_RUNS]].tobytes())
 
     def __len__(self) -> int:
-        return len(self.packed) // TOKEN_BYTES
+        return len(self.tokens)
 
     def ends(self, key: int, below: int, most: int) -> list[int]:
         """The ends of up to `most` runs with this key before position `below`, the most recent
@@ -87,7 +90,7 @@ class SortedText:
         return found
 
     def _key(self, end: int) -> int:
-        return _key_of(*_RUN.unpack_from(self.packed, (end - MIN_MATCH) * TOKEN_BYTES))
+        return _key_of(*_TEXT_RUN.unpack_from(self.tokens.text, (end - MIN_MATCH) * TEXT_BYTES))
 
 
 class RequestTexts(NamedTuple):
@@ -97,16 +100,18 @@ class RequestTexts(NamedTuple):
     prediction: SortedText | None
 
 
-def index_texts(request: Request, prompt: bytes) -> RequestTexts | None:
+def index_texts(request: Request, prompt: Tokens) -> RequestTexts | None:
     """Index the texts that the request's drafts continue; None if it allows no drafts. On any
-    thread, because a text may be long. `prompt` has the packed ids under which the prompt is
-    cached, so that a part of an image equals no token.
+    thread, because a text may be long. `prompt` has the ids under which the prompt is cached, so
+    that a part of an image equals no token.
     """
     if not request.speculate or request.max_tokens <= 1:
         return None
-    prediction = np.frombuffer(request.prediction.packed, np.uint32).astype(np.uint64).tobytes()
+    prediction = request.prediction.packed
     skipped = max(len(request.prompt) - INDEXED_TOKENS, 0)
-    return RequestTexts(SortedText(prompt, skipped), SortedText(prediction) if prediction else None)
+    return RequestTexts(
+        SortedText(prompt, skipped), SortedText(Tokens(text=prediction)) if prediction else None
+    )
 
 
 class SuffixIndex:
@@ -118,10 +123,11 @@ class SuffixIndex:
     """
 
     def __init__(self, beginning: SortedText | None = None) -> None:
-        self._beginning = beginning or SortedText()
+        self._beginning = beginning or SortedText(Tokens())
         self._n_sorted = len(self._beginning)
-        self._tokens = Tokens(packed=self._beginning.packed)
-        self._last_key = _key(self._beginning.packed)  # of the last three indexed tokens
+        self._tokens = self._beginning.tokens.copy()
+        last = self._tokens.packed(max(self._n_sorted - MIN_MATCH, 0), self._n_sorted)
+        self._last_key = _key(last)  # of the last three indexed tokens
         self._last_ends: dict[int, int] = {}  # latest end of each key, among appended tokens
         self._ends_before = array("I")  # for each appended end the one before of its key; 0: none
 

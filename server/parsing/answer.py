@@ -8,6 +8,7 @@ from typing import Literal
 from engine.values.request import Markup
 from server.parsing.lark import CallSyntax
 from server.parsing.reader import (
+    BrokenCall,
     CallBegun,
     Calls,
     Content,
@@ -191,6 +192,8 @@ def parse_or_backtrack(reader: Reader, marker: str, steps: Reading[None]) -> Rea
     marker is content, the text after it is parsed again, and the result is False.
 
     Of long text only the last MAX_REPARSE_CHARACTERS are parsed again; all before them is content.
+    A text that ends inside what may still become a call is content as it stands: what looks like a
+    marker is text of the call's strings.
     """
     reader.record(marker)
     try:
@@ -198,9 +201,12 @@ def parse_or_backtrack(reader: Reader, marker: str, steps: Reading[None]) -> Rea
             if isinstance(part, CallBegun):
                 reader.forget()
             yield part
-    except NotACall:
+    except NotACall as failure:
         text = reader.forget()
         if text is not None:
+            if reader.is_closed and not isinstance(failure, BrokenCall):
+                yield Content(text + reader.take(len(reader.text)))
+                return False
             content = text[: max(len(marker), len(text) - MAX_REPARSE_CHARACTERS)].rstrip()
             reader.give_back(text[len(content) :])
             yield Content(content)

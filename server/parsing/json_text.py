@@ -11,6 +11,7 @@ from server.json_size import whole_characters
 from server.parsing import json_repair
 from server.parsing.reader import (
     AnswerPart,
+    BrokenCall,
     CallBegun,
     Calls,
     Content,
@@ -23,6 +24,10 @@ from server.parsing.reader import (
 _PLAIN = re.compile(r'[^"\\]*')
 _BETWEEN = re.compile(r'[^"{}\[\]<]*')
 _SCALAR = re.compile(r"[-+.\w]*")
+_STRING = r'"(?:[^"\\]|\\.)*+'
+_WHOLE = rf"[\s{{\[]*+(?:{_STRING}\"|[-+.\w]++)?+[\s}}\]]*+"
+_CUT_OFF = re.compile(rf"(?:{_WHOLE}[,:])*+(?:{_WHOLE}|[\s{{\[]*+{_STRING}\\?)", re.DOTALL)
+"""Values with a comma or colon between them, whatever their brackets, up to any place in one."""
 
 
 def json_value(reader: Reader, part: Callable[[str], AnswerPart]) -> Reading[bool]:
@@ -187,10 +192,12 @@ def _read_call(reader: Reader, calls: Calls, begin: Callable[[str], CallBegun]) 
         elif key in _ARGUMENTS and name:
             yield from read_arguments(reader, calls)
             given = True
-        elif key in _ARGUMENTS:
-            early = yield from whole_value(reader)
-        elif name or key in _KNOWN:
+        elif name:
             yield from whole_value(reader)
+        elif key in _ARGUMENTS:
+            early = yield from _value_before_name(reader)
+        elif key in _KNOWN:
+            yield from _value_before_name(reader)
         else:
             raise NotACall
         yield from reader.skip_space()
@@ -225,6 +232,16 @@ def drop_braces(reader: Reader) -> Reading[None]:
 def whole_value(reader: Reader) -> Reading[str]:
     """A JSON value's text, when it is complete."""
     text, _ = yield from gathered(json_value(reader, Content))
+    return text
+
+
+def _value_before_name(reader: Reader) -> Reading[str]:
+    """A JSON value's text. Raises BrokenCall if it does not come to its end and is not JSON so far:
+    where a quote is missing or one too many, the text after it is taken for strings.
+    """
+    text, ended = yield from gathered(json_value(reader, Content))
+    if not ended and not _CUT_OFF.fullmatch(text):
+        raise BrokenCall
     return text
 
 

@@ -47,7 +47,14 @@ AnswerPart: TypeAlias = Content | Reasoning | CallBegun | CallArguments
 
 
 class NotACall(Exception):
-    """The text after a marker is no tool call. Nothing of it has been yielded."""
+    """The text after a marker is no tool call. Nothing of it has been yielded.
+
+    Where the reader is closed, the text has ended instead, inside what may still become one.
+    """
+
+
+class BrokenCall(NotACall):
+    """The text after a marker has ended, and is too broken to be taken for the begin of a call."""
 
 
 NewId = Callable[[str, int], str]
@@ -150,7 +157,7 @@ SLICE_CHARACTERS = 256
 
 
 class Reader:
-    """The text that has arrived and is not consumed. `is_closed` when no more will come.
+    """The text that has arrived and is not consumed.
 
     Only a slice of it is visible at a time, so that the work is linear in the text as long as
     parsers consume what they have looked at before they wait.
@@ -161,6 +168,7 @@ class Reader:
         self._later = deque[str]()  # what follows it, in slices
         self._record: list[str] | None = None  # what has been taken since `record`
         self._is_whole = False
+        self._has_ended = False
         self._plain: tuple[Callable[[str], AnswerPart], re.Pattern[str]] | None = None
         """While `until` waits and holds nothing back: its part, and the first characters of its
         markers."""
@@ -180,18 +188,27 @@ class Reader:
         self._later.extend(_slices(text))
 
     def close(self) -> None:
+        """No more text will come."""
         self._is_whole = True
 
     def advance(self) -> bool:
-        """Make more text visible. False when none has arrived."""
+        """Make more text visible, or close the reader if no more will come. False when none has
+        arrived.
+        """
         if not self._later:
-            return False
+            is_end = self._is_whole and not self._has_ended
+            self._has_ended = self._is_whole
+            return is_end
         self._text += self._later.popleft()
         return True
 
     @property
     def is_closed(self) -> bool:
-        return self._is_whole and not self._later
+        """Whether the parser has waited at the end of the text, and no more will come.
+
+        What fails before is no matter of the end: a whole text and one in pieces fail alike.
+        """
+        return self._has_ended
 
     @property
     def text(self) -> str:
@@ -206,7 +223,8 @@ class Reader:
         return taken
 
     def give_back(self, text: str) -> None:
-        """Put back text that was consumed last."""
+        """Put back text that was consumed last. It is parsed as text that has just arrived."""
+        self._has_ended = self._has_ended and not text
         self._text, *later = _slices(text + self._text) or [""]
         self._later.extendleft(reversed(later))
         if self._record is not None:

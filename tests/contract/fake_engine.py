@@ -30,6 +30,7 @@ from engine.values.stats import (
     DraftModelStats,
     DraftSource,
     EngineStats,
+    ImageStats,
     KVEventStats,
     Latencies,
     Latency,
@@ -422,6 +423,7 @@ class FakeEngine:
             drafts=DRAFTS,
             kv_events=self.kv_events,
             draft_model=DraftModelStats(drafted_tokens=8, blocks_total=64),
+            images=ImageStats(encoded=6, reused=4, feature_bytes=4096, limit_bytes=1 << 20),
             latencies=self.latencies,
             cache=CacheStats(
                 block_size=32,

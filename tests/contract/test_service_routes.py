@@ -428,6 +428,10 @@ FIGURES: list[tuple[str, dict[str, str], float]] = [
     ("disk_day_spent", {}, 0),
     ("disk_failures_total", {"fault": "checksum"}, 1),
     ("disk_failures_total", {"fault": "no_space"}, 0),  # none so far
+    ("encoded_images_total", {}, 6),
+    ("reused_images_total", {}, 4),
+    ("image_feature_bytes", {"state": "kept"}, 4096),
+    ("image_feature_bytes", {"state": "limit"}, 1 << 20),
     *(("drafts_total", {"source": name}, counts[0]) for name, counts in DRAFTS.items()),
     *(("draft_tokens_total", {"source": name}, counts[1]) for name, counts in DRAFTS.items()),
     *(

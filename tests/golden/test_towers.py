@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from engine.core.step import Encode
+from engine.images.packages import INSTALL
 from engine.mlx_backend.loading.images import Vision, open_vision
-from engine.mlx_backend.vision.modules import INSTALL, NoVision
+from engine.mlx_backend.vision.modules import NoVision
 from engine.values.images import Image
 from tests.golden.imaging import STEP_TOKENS, load_with_images
 from tests.vision_checkpoints import VISION_FAMILIES, write_vision_checkpoint

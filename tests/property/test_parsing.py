@@ -46,9 +46,9 @@ from mlx_lm.tool_parsers import (
 from server.parsing.answer import MAX_REPARSE_CHARACTERS, MarkedFormat, ReasoningFormat, ToolFormat
 from server.parsing.formats import harmony
 from server.parsing.json_text import is_cut_off
-from server.parsing.registry import TOOL_FORMATS, AnswerFormat
+from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat
 from tests.profiles import examples
-from tests.unit.parsing.answers import parsed, pieces
+from tests.unit.parsing.answers import Answer, parsed, pieces
 
 Schema = dict[str, Any]
 Call = tuple[str, dict[str, Any]]
@@ -739,6 +739,8 @@ def test_an_answer_that_is_cut_off_has_the_begin_of_what_the_whole_has(
     assert answer == parsed(family.format, [text], schemas)
     assert answer.names == [name for name, _ in calls][: len(answer.names)]
     assert text.endswith(answer.content)
+    assert answer.names or answer.content == text or family.tools is harmony.TOOLS
+    assert not answer.reasoning
     whole = parsed(family.format, [written], schemas)
     last = len(answer.arguments) - 1
     # Gemma's quotes are tokens of their own, which are not cut; arguments may be left out.
@@ -749,6 +751,67 @@ def test_an_answer_that_is_cut_off_has_the_begin_of_what_the_whole_has(
         return  # a text may be an escape that is cut off
     for arguments, all_arguments in zip(answer.arguments, whole.arguments, strict=False):
         assert all_arguments.startswith(arguments)
+
+
+READ_OBJECTS = {family.name for family in JSON_FAMILIES}
+READ_OBJECTS -= {"kimi_k2", "deepseek_v3", "deepseek_v31", "solar_open", "plamo3", "apertus"}
+READ_OBJECTS -= {"openai"}
+READ_OBJECTS |= {"glm45", "glm47", "laguna", "longcat"}
+"""Their calls may be objects, which have the name anywhere."""
+
+THOUGHTS = st.sampled_from(
+    [format for format in REASONING_FORMATS.values() if format is not harmony.REASONING]
+)
+
+
+@BY_NAME
+@SOME
+@given(data=st.data(), reasoning=THOUGHTS, cuts=CUTS)
+def test_an_object_that_is_cut_off_before_its_name_is_content_as_it_stands(
+    family: Family, data: st.DataObject, reasoning: ReasoningFormat, cuts: list[int]
+) -> None:
+    markers = [reasoning.begin, reasoning.end, *reasoning.around, "{", '"', "\\", "\n", "a "]
+    strings = st.lists(st.sampled_from(markers), min_size=1, max_size=4).map("".join)
+    arguments = st.dictionaries(strings, strings | st.lists(strings, max_size=2), max_size=2)
+    early = [
+        ("id", strings),
+        ("type", strings),
+        ("arguments", arguments),
+        ("parameters", arguments),
+    ]
+    members = {
+        key: data.draw(of)
+        for key, of in data.draw(st.lists(st.sampled_from(early), min_size=1, unique=True))
+    }
+    call = dumps({**members, "name": "f", "index": 0})
+    marker = data.draw(st.sampled_from([*family.tools.begins, *family.tools.leading]))
+    text = marker.removesuffix("{") + call
+    format = (
+        family.format if family.tools is harmony.TOOLS else MarkedFormat(reasoning, family.tools)
+    )
+    tools = {"f": Schema()}
+    is_call = family.name in READ_OBJECTS
+    n_before_name = len(marker.removesuffix("{")) + call.index('"name": "f"') + len('"name": "f"')
+    for end in range(len(text) + 1):
+        answer = parsed(format, [text[:end]], tools)
+        assert parsed(format, pieces(text[:end], cuts), tools) == answer
+        if is_call and end < n_before_name:
+            assert answer == Answer(content=text[:end])
+        elif is_call:
+            assert (answer.names, answer.content, answer.reasoning) == (["f"], "", "")
+
+
+@pytest.mark.parametrize("name", ["lfm2", "olmo3", "pythonic"])
+@pytest.mark.parametrize("reasoning", ["<think>", "</think>"])
+def test_a_call_that_is_cut_off_in_its_first_key_is_content_as_it_stands(
+    name: str, reasoning: str
+) -> None:
+    family = FAMILIES[name]
+    text, _, _ = family.write([("f", {f'"what {reasoning} is"': 1})]).partition("=")
+    for end in range(len(text) + 1):
+        expected = Answer(content=text[:end])
+        assert parsed(family.format, [text[:end]], {"f": {}}) == expected
+        assert parsed(family.format, list(text[:end]), {"f": {}}) == expected
 
 
 @BY_NAME
@@ -802,9 +865,18 @@ def test_a_call_that_breaks_off_shows_none_of_its_markup(
 SOUP = {
     "hermes": [
         '<tool_call>{"id":[\\"',
+        "<think>",
         '"<',
         '{"arguments":{"k":"',
         '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+    ],
+    "granite": [
+        '<|tool_call|>[{"arguments": {"q": "what <think> is',
+        '"',
+        '{"name": "<think>", ',
+        '"name": "f"}]',
+        "</think>",
+        "<|tool_call|>",
     ],
     "mistral": ['[TOOL_CALLS][{"id":[\\"', '"]', "[TOOL_CALLS]f[ARGS]{}", "[CALL_ID]"],
     "llama3_json": ['<|python_tag|>{"id":[\\"', '"<', '<think></think>{"id":"', "{"],
@@ -829,5 +901,5 @@ def test_what_is_no_call_is_content_wherever_it_is_cut(
 
 
 def shown(text: str) -> str:
-    """Without white space, which is dropped around reasoning, and without empty reasoning."""
-    return "".join(text.split()).replace("<think></think>", "")
+    """Without white space, which is dropped around reasoning, and without markers of reasoning."""
+    return "".join(text.split()).replace("<think>", "").replace("</think>", "")

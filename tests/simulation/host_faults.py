@@ -100,8 +100,8 @@ class FaultyDrafter:
 def make_faulty(sequence: LiveSequence, fault: Fault) -> None:
     """Have the code of a sequence that has just been queued raise now and then."""
     sequence.output._detokenizer = FaultyDetokenizer(sequence.output._detokenizer, fault)
-    packed = sequence.tokens.packed(0, len(sequence.tokens))
-    sequence.tokens = tokens = FaultyTokens(packed=packed, wholes=sequence.tokens.wholes)
+    plain = sequence.tokens
+    sequence.tokens = tokens = FaultyTokens((), plain.text, plain._parts, plain.wholes)
     # Not at its first row: `FairAdmission` takes it that a sequence that starts has had its turn.
     tokens.fault = lambda: fault() if sequence.pending is not None else None
     if sequence.block_hashes:

@@ -331,7 +331,7 @@ SABOTAGES: Sequence[Sabotage] = (
         RecurrentState,
         "end_snapshot",
         _keep_draft_state,
-        619,
+        639,
         "the state of another prefix",
     ),
     Sabotage(

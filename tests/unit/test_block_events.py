@@ -8,7 +8,7 @@ import pytest
 from kvstore import invariants
 from kvstore.node import BlockEvent, BlocksRemoved, BlocksStored, NamespaceCleared
 from kvstore.store import KVStore
-from kvstore.tokens import Digest, Tokens, child_digests, root_digest
+from kvstore.tokens import TOKEN_BYTES, Digest, Tokens, child_digests, root_digest
 from kvstore.types import Namespace
 from tests.unit.kv_helpers import BLOCK, NS, admit, make_store, run_of, serve, tree_of, walk
 from tests.unit.random_store import RandomStore
@@ -53,7 +53,7 @@ def in_tree(store: KVStore) -> Indexed:
     """The digests of the whole blocks that are indexed, computed from their tokens."""
     found: Indexed = {}
     for namespace, path, _ in walk(tree_of(store)):
-        n_bytes = len(path) - len(path) % (4 * BLOCK)
+        n_bytes = len(path) - len(path) % (TOKEN_BYTES * BLOCK)
         if n_bytes:
             digests = child_digests(root_digest(namespace), path[:n_bytes], BLOCK)
             found.setdefault(namespace, set()).update(digests)

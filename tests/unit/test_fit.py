@@ -313,7 +313,7 @@ def test_what_kv_events_keep_is_planned(left_bytes: int, kv_bytes: int | None) -
 def test_the_largest_cache_leaves_room_for_what_kv_events_keep() -> None:
     plan = publishing(replace(PLAN, footprint=SMALL_BLOCKS))
     too_large = configured(plan, kv_cache_bytes=900 * GIB)
-    assert "KV events 64 MiB and for each block 704 bytes, and computing" in refusal(too_large)
+    assert "KV events 64 MiB and for each block 1088 bytes, and computing" in refusal(too_large)
     fits = configured(plan, kv_cache_bytes=most_of(too_large, " would"))
     assert fits.memory.total_bytes <= MACHINE.most_bytes
     assert fits.memory.kv_bytes < ROOM_BYTES - fits.memory.events_bytes

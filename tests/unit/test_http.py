@@ -47,7 +47,10 @@ async def silent(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def connected(application: ASGIApp = silent) -> tuple[BoundedHttp, Socket]:
-    protocol, socket = BoundedHttp(uvicorn.Config(application), ServerState(), {}), Socket()
+    # uvicorn's own logging would hold for the whole process: every daemon that a later test starts
+    # would write an access log, of which pytest keeps all records to the end of the test.
+    config = uvicorn.Config(application, log_config=None)
+    protocol, socket = BoundedHttp(config, ServerState(), {}), Socket()
     protocol.connection_made(socket)
     return protocol, socket
 

@@ -323,6 +323,29 @@ class TestWhole:
             request = serve(engine, prompt, 2)
             assert engine.output(request) == told(prompt, 2)
 
+    @pytest.mark.parametrize("is_whole", [True, False])
+    @pytest.mark.parametrize("n_images", [1, 2])
+    @pytest.mark.parametrize("n_clients", [1, 2, 3, 4])
+    def test_short_prompts_that_keep_coming_do_not_hold_one_up(
+        self, n_clients: int, n_images: int, is_whole: bool
+    ) -> None:
+        """It is the first chunk of its step, though its client and others have other prompts. Two
+        clients with images take turns.
+        """
+        engine = Harness(step_tokens=24, images=ROOMY, max_running=20)
+        images = [
+            add(engine, prompt_of(2, (f"cat{at}", 24), 3, is_whole=is_whole), client=str(at))
+            for at in range(n_images)
+        ]
+        numbers = count(100)
+        for _ in range(24):
+            for client in reversed(range(n_clients)):
+                ids = [next(numbers) % 40 for _ in range(6)]
+                engine.add([next(numbers) % 7, *ids], 1, client=str(client))
+            engine.step()
+        assert all(map(engine.output, images))
+        engine.finish()
+
     def test_what_a_model_cannot_hold_is_said_in_words(self) -> None:
         assert not whole_images_problem(256, 2048, has_states=False)
         assert "step_tokens" in whole_images_problem(256, 128, has_states=False)

@@ -19,7 +19,7 @@ from engine.remote.calls import CALLS
 from engine.values.request import Request, SamplingParams
 from engine.values.tokens import pack
 from kvstore import invariants
-from kvstore.tokens import block_digests
+from kvstore.tokens import Tokens, block_digests
 from kvstore.types import DEFAULT_NAMESPACE
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
@@ -31,9 +31,9 @@ def sorted_texts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the texts that are sorted."""
     lengths, sort = list[int](), SortedText.__init__
 
-    def init(self: SortedText, packed: bytes = b"", skipped: int = 0) -> None:
-        sort(self, packed, skipped)
-        if packed:
+    def init(self: SortedText, tokens: Tokens, skipped: int = 0) -> None:
+        sort(self, tokens, skipped)
+        if len(tokens):
             lengths.append(len(self))
 
     monkeypatch.setattr(SortedText, "__init__", init)
@@ -69,7 +69,7 @@ def test_a_waiting_prompt_takes_eight_bytes_a_token() -> None:
         before, _ = tracemalloc.get_traced_memory()
         (request,) = CALLS["submit"].arguments.validate_json(json)
         prepared = harness.scheduler.prepare(request)
-        hashes = block_digests(DEFAULT_NAMESPACE, prepared.request.prompt.packed, 32)
+        hashes = block_digests(DEFAULT_NAMESPACE, prepared.tokens.packed(0, N_TOKENS), 32)
         harness.scheduler.add(prepared)
         after, _ = tracemalloc.get_traced_memory()
     finally:

@@ -14,7 +14,6 @@ from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.tree import RadixTree
 from kvstore.types import Namespace
-from tests.unit.kv_helpers import packed
 
 
 def row(chances: list[float], seconds: float = 0.0, token_seconds: float = 0.1) -> DraftableRow:
@@ -130,7 +129,7 @@ def begin(
     policy: DraftPolicy, namespace: Namespace = PLAIN, speculate: bool = True, most: int = 40
 ) -> Proposer | None:
     request = Request("r", pack((1, 2, 3)), most, speculate=speculate)
-    texts = index_texts(request, packed(request.prompt))
+    texts = index_texts(request, Tokens(text=request.prompt.packed))
     return None if texts is None else policy.begin(texts, namespace, Tokens(request.prompt), None)
 
 

@@ -27,6 +27,8 @@ from engine.drafts.suffix_index import (
     TokenIds,
 )
 from engine.values.stats import DraftSource
+from engine.values.tokens import pack
+from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from tests.unit.kv_helpers import packed
 
@@ -34,7 +36,7 @@ PREDICTED = tuple(range(1, 40))
 
 
 def sorted_text(tokens: Iterable[int]) -> SortedText:
-    return SortedText(packed(tokens))
+    return SortedText(Tokens(text=pack(tokens).packed))
 
 
 def after(predicted: Iterable[int], output: Sequence[int], most: int = 3) -> TokenIds:

@@ -15,6 +15,8 @@ from engine.drafts.suffix_index import (
     SortedText,
     SuffixIndex,
 )
+from engine.values.tokens import pack
+from kvstore.tokens import Tokens
 from tests.unit.kv_helpers import packed
 
 texts = st.lists(st.integers(0, 2), max_size=60)
@@ -23,7 +25,7 @@ wide_texts = st.lists(vocabulary, max_size=40)
 
 
 def index_of(tokens: Iterable[int]) -> SuffixIndex:
-    return SuffixIndex(SortedText(packed(tokens)))
+    return SuffixIndex(SortedText(Tokens(text=pack(tokens).packed)))
 
 
 def extend(index: SuffixIndex, tokens: Iterable[int]) -> None:
@@ -93,7 +95,7 @@ def test_a_text_that_repeats_itself_goes_on_without_an_end() -> None:
 
 
 def test_indexes_that_go_on_from_one_text_share_it() -> None:
-    text = SortedText(packed([1, 2, 3, 4, 5, 1, 2]))
+    text = SortedText(Tokens(text=pack([1, 2, 3, 4, 5, 1, 2]).packed))
     one, other = SuffixIndex(text), SuffixIndex(text)
     extend(one, [3])
     extend(other, [9, 4, 5, 1])
@@ -153,7 +155,7 @@ def test_runs_are_found_in_texts_of_any_length(
     """Of a long text some keys are kept, and the others computed. Its first tokens may be left
     out.
     """
-    index = SuffixIndex(SortedText(packed(text), skipped))
+    index = SuffixIndex(SortedText(Tokens(text=pack(text).packed), skipped))
     followed, matched = index.propose(last, 3)
     runs = [text[at : at + MIN_MATCH] for at in range(skipped, len(text) - MIN_MATCH)]
     assert bool(matched) == (last[-MIN_MATCH:] in runs)
