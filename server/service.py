@@ -14,10 +14,11 @@ from pydantic import BaseModel
 from server.activity import RequestTracker
 from server.errors import InvalidField
 from server.fairness import Workers
-from server.generation.compaction import HeadWarmer, Seals, load_seals
+from server.generation.compaction import HeadWarmer
 from server.generation.images import UnpreparedImages
 from server.generation.request_fields import PrioritizedRequest
 from server.generation.requests import ServedModel
+from server.generation.seals import Seals
 from server.http.attachments import Attachments
 from server.http.body import (
     Head,
@@ -36,6 +37,7 @@ from server.models.model import LoadedModel, Model
 from server.models.registry import ModelRegistry
 from server.record import RequestRecord, request_record
 from server.settings import Settings
+from server.settings.folders import state_folder
 
 T = TypeVar("T")
 
@@ -103,7 +105,7 @@ def create_service(
         workers=models.workers,
         tracker=tracker,
         images=models.images,
-        seals=load_seals(settings.disk_cache),
+        seals=Seals(lambda: settings.disk_cache or state_folder()),
         heads=HeadWarmer(tasks, models.workers),
         created=int(time.time()),
     )

@@ -5,23 +5,49 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
+from pydantic_core import to_json
+
 from engine.values.request import Request
 from server.generation.choice import AnswerUsage, Choice, answer_usage
 from server.generation.compaction import (
     SUMMARIZE,
-    Summary,
     no_summary,
+    pending_text,
     summarized,
     summary_chat,
-    summary_of,
+    summary_text,
 )
-from server.generation.conversation import Conversation
+from server.generation.conversation import Conversation, digest_of
+from server.generation.late_tools import read
 from server.generation.plan import AnswerPlan
 from server.generation.request_fields import SampledRequest
 from server.generation.requests import ServedModel, prepare_chat
+from server.generation.seals import Summary
 from server.generation.stream import generating, kept_bytes
+from server.generation.tools import Tool
 from server.record import RequestRecord, output_of
 from server.service import RequestContext
+
+SAMPLING = frozenset(
+    {
+        "cache_salt",
+        "min_p",
+        "priority",
+        "return_progress",
+        "seed",
+        "speculate",
+        "stream",
+        "temperature",
+        "top_k",
+        "top_p",
+    }
+)
+"""The fields of a request that hold for its summary too. Others are of its answer."""
+
+
+def summary_sampling(body: SampledRequest) -> SampledRequest:
+    """How a summary for this request is sampled."""
+    return SampledRequest(**body.model_dump(include=SAMPLING, exclude_unset=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +60,16 @@ class SummaryDone:
 
 @dataclass(frozen=True, slots=True)
 class SummaryTurn:
-    """A turn in which the model summarizes a conversation."""
+    """A turn in which the model summarizes a conversation. It keeps the messages that stay, as
+    `rest`, and not those that the summary stands for.
+    """
 
     model: ServedModel
-    conversation: Conversation
     request: Request
     plan: AnswerPlan
+    rest: Conversation
+    covered: bytes  # a digest of the messages that the summary stands for
+    pending: str  # the end of the summary: a message that is yet to be answered
 
     @classmethod
     def of(
@@ -49,18 +79,31 @@ class SummaryTurn:
         record: RequestRecord,
         sampling: SampledRequest,
         instructions: str = SUMMARIZE,
+        max_tokens: int | None = None,
     ) -> Self:
-        """The turn with these instructions. Raises ApiError (400) where it has no room."""
-        chat = summary_chat(conversation, model, sampling, instructions)
+        """The turn with these instructions, whose summary has at most `max_tokens`. Called in a
+        worker. Raises ApiError (400) where it has no room, and UnpreparedImages.
+        """
+        chat = summary_chat(conversation, model, sampling, instructions, max_tokens)
         request, plan = prepare_chat(chat, model, record)
-        return cls(model, conversation, request, plan)
+        salt = record.cache_salt(conversation.cache_salt)
+        rest = summarized(_with_tools(conversation, model, salt), "")
+        rest = replace(rest, messages=rest.messages[:-1])
+        covered = digest_of(conversation.messages)
+        return cls(model, request, plan, rest, covered, pending_text(conversation))
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it keeps of the body."""
+        tools = sum(len(to_json(tool.declared)) for tool in self.rest.known_tools)
+        return tools + sum(len(message.text) for message in self.rest.messages)
 
     async def run(self, context: RequestContext) -> SummaryDone:
         """Have the summary written, before the answer to the same request. Raises ApiError and the
         engine's errors.
         """
         record, output = context.record, output_of(context.record)
-        request = replace(self.request, id=f"{record.id}-summary")
+        request = replace(self.request, id=f"{record.id}-summary", reports_progress=False)
         remember = partial(self.model.replays.remember, request.cache_salt)
         choice = Choice(self.plan, remember, None)
         tracker = context.service.tracker
@@ -69,16 +112,30 @@ class SummaryTurn:
                 for events in batch.values():
                     output.add(sum(map(kept_bytes, events)))
                     choice.feed(events)
-        return SummaryDone(summary_of(choice, self.conversation), answer_usage([choice], 1))
+        return SummaryDone(self._summary(choice), answer_usage([choice], 1))
 
     def written(self, choices: Sequence[Choice], context: RequestContext) -> Summary:
         """The summary that is the answer to a request. What the conversation begins with from then
         on is computed when the engine is idle. Raises ApiError (500) where there is none.
         """
         (choice,) = choices
-        summary = summary_of(choice, self.conversation)
+        summary = self._summary(choice)
         if summary is None:
             raise no_summary()
-        head, record = summarized(self.conversation, summary), context.record
-        context.service.heads.start(head, self.model, record.principal, record.id)
+        head = summarized(self.rest, summary.text)
+        context.service.heads.start(head, self.model, context.record.principal, context.record.id)
         return summary
+
+    def _summary(self, choice: Choice) -> Summary | None:
+        text = summary_text(choice)
+        return Summary(text + self.pending, self.covered) if text else None
+
+
+def _with_tools(conversation: Conversation, model: ServedModel, cache_salt: str) -> Conversation:
+    """The conversation with the tools that its prompt has, where the request has none: those that
+    continue it have them again.
+    """
+    if conversation.tools or not conversation.concerns_tools:
+        return conversation
+    head = model.replays.tool_places.place(conversation, cache_salt).head
+    return replace(conversation, tools=[Tool(read(each)) for each in head])

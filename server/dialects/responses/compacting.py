@@ -20,7 +20,7 @@ from server.dialects.responses.store import StoredItem
 from server.dialects.responses.write import ResponseForm, ResponseWriter, turn_usage
 from server.dialects.summaries import SummaryTurn
 from server.generation.choice import AnswerUsage, Choice, Step
-from server.generation.compaction import Seals, Summary
+from server.generation.seals import Seals, Summary
 from server.record import RequestRecord
 from server.service import RequestContext
 
@@ -38,7 +38,10 @@ def compaction_item(summary: Summary, seals: Seals, record: RequestRecord) -> St
 
 
 def _output(summary: Summary, seals: Seals, record: RequestRecord) -> CompactionOutput:
-    sealed = seals.seal(summary)
+    return _item(record, seals.sealed(summary))
+
+
+def _item(record: RequestRecord, sealed: str) -> CompactionOutput:
     return {"id": f"cmp_{record.id}", "type": "compaction", "encrypted_content": sealed}
 
 
@@ -78,7 +81,13 @@ class CompactionForm:
     def job(self) -> Job:
         """The job that makes it."""
         turn = self.turn
-        return Job(model=turn.model, requests=[turn.request], plan=turn.plan, render=self.whole)
+        return Job(
+            model=turn.model,
+            requests=[turn.request],
+            plan=turn.plan,
+            render=self.whole,
+            form_bytes=turn.kept_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +115,7 @@ class SummaryForm:
             plan=self.turn.plan,
             render=self.whole,
             writer=self._writer if is_streamed else None,
-            form_bytes=self.form.kept_bytes,
+            form_bytes=self.form.kept_bytes + self.turn.kept_bytes,
         )
 
     def _writer(self, choices: Sequence[Choice]) -> "SummaryWriter":
@@ -120,12 +129,20 @@ class SummaryWriter(ResponseWriter):
         (choice,) = choices
         super().__init__(form.form, choice)
         self._summary_form = form
+        self._is_compacting = False
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
-        return self.opening()
+        opened = self.opening()
+        if self._is_compacting:
+            return opened
+        self._is_compacting = True
+        item = _item(self._form.record, "")
+        at = b'"item_id":"%b","output_index":0' % item["id"].encode()
+        added = self.item_event("added", 0, to_json(item))
+        return opened + added + self.event("response.compaction.compacting", at)
 
     def end(self, usage: AnswerUsage) -> bytes:
         item, form = self._summary_form.item([self._choice]), self._form
-        opened = self.opening() + self.whole_item(0, item)
+        done = self.item_event("done", 0, item.json)
         response = form.stored("completed", [item], usage=form.usage(usage))
-        return opened + self.ending("completed", response)
+        return done + self.ending("completed", response)

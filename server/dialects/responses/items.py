@@ -312,14 +312,14 @@ class ConfigurationUpdateItem(_Item):
 
 
 class CompactionItem(_Item):
-    """A summary of all that is before it, as this server has sealed it."""
+    """A summary of all that is before it, which this server has sealed. Others' say nothing."""
 
     type: Literal["compaction"]
     encrypted_content: str
 
 
 class CompactionTriggerItem(_Item):
-    """As the last item: the response is a summary of the conversation. Elsewhere it says nothing."""
+    """As the last item: the response is a summary of the conversation. Elsewhere it has no effect."""
 
     type: Literal["compaction_trigger"]
 

@@ -276,6 +276,12 @@ class _WithinItem(TypedDict):
     output_index: int
 
 
+class CompactingEvent(_WithinItem):
+    """A summary is being written."""
+
+    type: Literal["response.compaction.compacting"]
+
+
 class _WithinContent(_WithinItem):
     content_index: int
 
@@ -366,6 +372,7 @@ class ShellCommandDelta(_WithinCommand):
 RESPONSE_EVENTS: Sequence[AnswerType] = (
     StatusEvent,
     ItemEvent,
+    CompactingEvent,
     PartEvent,
     OutputTextDelta,
     OutputTextDone,

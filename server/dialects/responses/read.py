@@ -40,7 +40,7 @@ from server.dialects.responses.schema import InputTokensRequest, ResponsesReques
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
 from server.dialects.responses.tools import RequestTools, function_name, is_enforceable
 from server.errors import ApiError, InvalidField
-from server.generation.compaction import Seals, compacted
+from server.generation.compaction import compacted
 from server.generation.conversation import (
     ROLES,
     Chat,
@@ -55,6 +55,7 @@ from server.generation.conversation import (
 )
 from server.generation.foreign_history import foreign_note, joined
 from server.generation.requests import ServedModel
+from server.generation.seals import Seals, is_foreign
 from server.generation.tools import Tool, ToolCall, custom_arguments
 from server.json_size import check_json_size
 
@@ -180,9 +181,9 @@ class _Messages:
                 self.add_turn(Message(role="system", tools=next(self._found)))
             case CompactionItem():
                 field = f"{place}.encrypted_content" if place else "previous_response_id"
-                summary = self._seals.open(item.encrypted_content, field)
-                self._end_answer()
-                self._turns = compacted(self._turns, summary)
+                if (summary := self._seals.opened(item.encrypted_content, field)) is not None:
+                    self._end_answer()
+                    self._turns = compacted(self._turns, summary)
             case ForeignItem():
                 self._add_foreign(item)
         self._ends_with_message = isinstance(item, MessageItem)
@@ -231,6 +232,14 @@ class _Messages:
             )
             self._turns.append(answer)
         self._begin_answer()
+
+
+def _is_foreign(item: ConversationItem) -> bool:
+    match item:
+        case CompactionItem():
+            return is_foreign(item.encrypted_content)
+        case _:
+            return isinstance(item, ForeignItem)
 
 
 def _is_system(item: ConversationItem) -> TypeGuard[MessageItem]:
@@ -358,7 +367,7 @@ def read_input(
     tools = RequestTools(body.tools, found, is_strict)
     body = _configured(body, [*history, *items])
     prompt = _conversation(body, [*history, *items], tools, len(history), model, seals)
-    foreign = Counter(item.type for item in (*history, *items) if isinstance(item, ForeignItem))
+    foreign = Counter(item.type for item in (*history, *items) if _is_foreign(item))
     return ReadInput(body, prompt, tools, items, before, foreign)
 
 

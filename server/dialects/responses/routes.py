@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal, TypeVar
@@ -54,8 +55,8 @@ from server.dialects.responses.store import (
 from server.dialects.responses.tools import RequestTools, is_enforceable
 from server.dialects.responses.wire_items import stored_items
 from server.dialects.responses.write import ResponseForm
-from server.dialects.summaries import SummaryDone, SummaryTurn
-from server.errors import UNSUPPORTED, ApiError, InvalidField, invalid
+from server.dialects.summaries import SummaryDone, SummaryTurn, summary_sampling
+from server.errors import UNSUPPORTED, ApiError, ContextTooLong, InvalidField, invalid
 from server.fairness import LARGE_BYTES
 from server.generation.compaction import summarized, threshold
 from server.generation.conversation import Conversation
@@ -164,11 +165,10 @@ class ResponseMaker:
             return self._summary(given)
         prompt = given.prompt
         if done is not None and done.summary is not None:
-            prompt = summarized(prompt, done.summary)
+            prompt = summarized(prompt, done.summary.text)
         request, plan = prepare_chat(as_chat(body, prompt, model), model, record)
-        if done is None and body.context_management:
-            asked = body.context_management[0].compact_threshold
-            if len(request.prompt) >= threshold(asked, model.engine.card):
+        if done is None and self._is_to_be_compacted(body, len(request.prompt)):
+            with suppress(ContextTooLong):  # it has room for the answer, and none for a summary
                 return self._turn(body, prompt)
         form = response_form(given, request, model, record, self.store)
         if done is not None and done.summary is not None:
@@ -184,6 +184,12 @@ class ResponseMaker:
             form_bytes=form.kept_bytes,
         )
         return job, form
+
+    def _is_to_be_compacted(self, body: ResponsesRequest, prompt_tokens: int) -> bool:
+        if not body.context_management or body.is_prewarm:
+            return False
+        asked = body.context_management[0].compact_threshold
+        return prompt_tokens >= threshold(asked, self.model.engine.card)
 
     def compact(self, body: CompactRequest) -> Job:
         """The job that compacts a conversation."""
@@ -205,9 +211,7 @@ class ResponseMaker:
 
     def _turn(self, body: ResponsesRequest, prompt: Conversation) -> SummaryTurn:
         """The turn in which the conversation of the body is summarized."""
-        names = {"cache_salt", "priority", "speculate", "stream", "return_progress"}
-        sampling = SampledRequest(**body.model_dump(include=names))
-        return SummaryTurn.of(prompt, self.model, self.record, sampling)
+        return SummaryTurn.of(prompt, self.model, self.record, summary_sampling(body))
 
     def count(self, body: InputTokensRequest) -> int:
         """The number of tokens of the prompt."""

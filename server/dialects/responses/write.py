@@ -378,7 +378,7 @@ class ResponseWriter(StreamWriter):
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         return self.opening() + b"".join(
-            self._event(type, members) for step in steps for type, members in self._events(step)
+            self.event(type, members) for step in steps for type, members in self._events(step)
         )
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
@@ -390,7 +390,7 @@ class ResponseWriter(StreamWriter):
             self._in_progress(),
             to_json({"prompt_progress": body})[1:-1],
         )
-        return self.opening() + self._event("response.in_progress", members)
+        return self.opening() + self.event("response.in_progress", members)
 
     def keep_alive(self) -> bytes:
         return self.opening() or self._status("response.in_progress", self._in_progress())
@@ -430,17 +430,21 @@ class ResponseWriter(StreamWriter):
 
     def whole_item(self, index: int, item: StoredItem) -> bytes:
         """The events of an item that is sent at once."""
-        members = b'"output_index":%d,"item":%b' % (index, item.json)
-        ends = ("added", "done")
-        return b"".join(self._event(f"response.output_item.{end}", members) for end in ends)
+        return b"".join(self.item_event(end, index, item.json) for end in ("added", "done"))
+
+    def item_event(self, end: str, index: int, item: bytes) -> bytes:
+        """The event of an item's beginning or end, in this place of the output."""
+        members = b'"output_index":%d,"item":%b' % (index, item)
+        return self.event(f"response.output_item.{end}", members)
 
     def _in_progress(self) -> bytes:
         return self._form.json("in_progress")
 
     def _status(self, type: str, response: bytes) -> bytes:
-        return self._event(type, b'"response":%b' % response)
+        return self.event(type, b'"response":%b' % response)
 
-    def _event(self, type: str, members: bytes) -> bytes:
+    def event(self, type: str, members: bytes) -> bytes:
+        """An event with these members, as JSON, beyond `type` and `sequence_number`."""
         number, self._n_events = self._n_events, self._n_events + 1
         head = f'{{"type":"{type}","sequence_number":{number},'
         return sse_event(type, b"%b%b}" % (head.encode(), members))
