@@ -52,10 +52,13 @@ def summary_sampling(body: SampledRequest) -> SampledRequest:
 
 @dataclass(frozen=True, slots=True)
 class SummaryDone:
-    """A turn that is over. Its summary is None where the model wrote no text."""
+    """A turn that is over. Its summary is None where the model wrote no text. `made_known` are the
+    names of the tools that messages had made known, not the request.
+    """
 
     summary: Summary | None
     usage: AnswerUsage
+    made_known: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,11 @@ class SummaryTurn:
         return cls(model, request, plan, rest, covered, pending_text(conversation))
 
     @property
+    def made_known(self) -> Sequence[str]:
+        """The names of the tools that messages had made known, not the request."""
+        return [tool.name for message in self.rest.messages for tool in message.tools]
+
+    @property
     def kept_bytes(self) -> int:
         """What it keeps of the body."""
         tools = sum(len(to_json(tool.declared)) for tool in self.rest.known_tools)
@@ -112,7 +120,7 @@ class SummaryTurn:
                 for events in batch.values():
                     output.add(sum(map(kept_bytes, events)))
                     choice.feed(events)
-        return SummaryDone(self._summary(choice), answer_usage([choice], 1))
+        return SummaryDone(self._summary(choice), answer_usage([choice], 1), self.made_known)
 
     def written(self, choices: Sequence[Choice], context: RequestContext) -> Summary:
         """The summary that is the answer to a request. What the conversation begins with from then

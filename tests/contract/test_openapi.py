@@ -190,7 +190,6 @@ def test_what_is_always_refused_is_left_out(base_url: str, keyed_url: str) -> No
     assert not names(schemas["ResponsesRequest"]) & {"conversation", "prompt"}
     assert "chat_template" not in names(chat)
     assert "mcp_servers" not in names(schemas["MessagesRequest"])
-    assert "/v1/responses/compact" not in described["paths"]
     assert "parameters" not in described["paths"]["/tokenize"]["post"]
     (response_id,) = described["paths"]["/v1/responses/{id}"]["get"]["parameters"]
     assert response_id["name"] == "id"

@@ -319,7 +319,7 @@ class CompactionItem(_Item):
 
 
 class CompactionTriggerItem(_Item):
-    """As the last item: the response is a summary of the conversation. Elsewhere it has no effect."""
+    """As the last item: the response is a summary of the conversation. Elsewhere it is skipped."""
 
     type: Literal["compaction_trigger"]
 
