@@ -1,7 +1,6 @@
 """Answers of `/v1/messages` that are a summary of the conversation, and nothing else."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pydantic_core import to_json
 
@@ -14,14 +13,11 @@ from server.dialects.messages.write import (
     MessageUsage,
     MessageWriter,
     compaction_events,
-    ending,
 )
 from server.dialects.summaries import SummaryTurn
 from server.generation.choice import AnswerUsage, Choice, Step
 from server.generation.seals import Seals, Summary
 from server.service import RequestContext
-
-_END: MessageEnd = {"stop_reason": "compaction", "stop_sequence": None}
 
 
 def compaction_block(summary: Summary, made_known: Sequence[str], seals: Seals) -> CompactionBlock:
@@ -39,56 +35,58 @@ def compaction_block(summary: Summary, made_known: Sequence[str], seals: Seals) 
     return block
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryForm:
+class SummaryForm(MessageForm):
     """Writes a message that is a summary."""
 
-    form: MessageForm
-    turn: SummaryTurn
-    context: RequestContext
+    def __init__(
+        self, turn: SummaryTurn, context: RequestContext, max_tokens: int, *, is_marked: bool
+    ) -> None:
+        super().__init__(turn.model.name, turn.request, max_tokens, is_marked=is_marked)
+        self._turn = turn
+        self._context = context
 
     def job(self, *, is_streamed: bool) -> Job:
         """The job that makes the message."""
         return Job(
-            model=self.turn.model,
-            requests=[self.turn.request],
-            plan=self.turn.plan,
+            model=self._turn.model,
+            requests=[self._turn.request],
+            plan=self._turn.plan,
             render=self.whole,
-            writer=self._writer if is_streamed else None,
-            form_bytes=self.turn.kept_bytes,
+            writer=self.writer if is_streamed else None,
+            form_bytes=self._turn.kept_bytes,
         )
 
     def whole(self, choices: Sequence[Choice], usage: AnswerUsage) -> bytes:
-        """The JSON of a MessageBody."""
-        return to_json(self.form.message([self.block(choices)], self.usage(usage), _END))
+        (choice,) = choices
+        return to_json(self.message([self.block(choice)], self.usage(usage), self.end(choice)))
 
-    def block(self, choices: Sequence[Choice]) -> CompactionBlock:
+    def writer(self, choices: Sequence[Choice]) -> "SummaryWriter":
+        (choice,) = choices
+        return SummaryWriter(self, choice)
+
+    def block(self, choice: Choice) -> CompactionBlock:
         """The only block. Raises ApiError (500) where the model wrote no summary."""
-        summary = self.turn.written(choices, self.context)
-        return compaction_block(summary, self.turn.made_known, self.context.service.seals)
+        summary = self._turn.written([choice], self._context)
+        return compaction_block(summary, self._turn.made_known, self._context.service.seals)
 
     def usage(self, usage: Usage) -> MessageUsage:
         """The tokens of the summary, which are in `iterations` alone, as Anthropic has it."""
-        return {
-            **self.form.usage(Usage(0, 0, 0)),
-            "iterations": [self.form.summary_usage(usage)],
-        }
+        none = super().usage(Usage(0, 0, 0))
+        return {**none, "iterations": [self.summary_usage(usage)]}
 
-    def _writer(self, choices: Sequence[Choice]) -> "SummaryWriter":
-        return SummaryWriter(self, choices)
+    def end(self, choice: Choice) -> MessageEnd:
+        return {"stop_reason": "compaction", "stop_sequence": None}
 
 
 class SummaryWriter(MessageWriter):
     """The events of a message that is a summary, which is sent when it is complete."""
 
-    def __init__(self, form: SummaryForm, choices: Sequence[Choice]) -> None:
-        (choice,) = choices
-        super().__init__(form.form, choice)
+    def __init__(self, form: SummaryForm, choice: Choice) -> None:
+        super().__init__(form, choice)
         self._summary_form = form
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
         return self.begin()
 
     def end(self, usage: AnswerUsage) -> bytes:
-        events = compaction_events(self._summary_form.block([self._choice]))
-        return events + ending(_END, self._summary_form.usage(usage))
+        return compaction_events(self._summary_form.block(self._choice)) + super().end(usage)

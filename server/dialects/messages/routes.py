@@ -102,10 +102,8 @@ class MessageMaker:
 
     def _summary(self, body: MessagesRequest, turn: SummaryTurn) -> Job:
         """The job of a message that is a summary."""
-        form = MessageForm(
-            self.model.name, turn.request, body.max_tokens, is_marked=self._is_marked
-        )
-        return SummaryForm(form, turn, self.context).job(is_streamed=body.stream)
+        form = SummaryForm(turn, self.context, body.max_tokens, is_marked=self._is_marked)
+        return form.job(is_streamed=body.stream)
 
     @property
     def _is_marked(self) -> bool:

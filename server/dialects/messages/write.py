@@ -347,7 +347,12 @@ class MessageWriter(StreamWriter):
         return sse_event("error", wire_json(messages_error(error, self._form.request_id)))
 
     def end(self, usage: AnswerUsage) -> bytes:
-        return ending(self._form.end(self._choice), self._form.usage(usage))
+        delta: MessageDelta = {
+            "type": "message_delta",
+            "delta": self._form.end(self._choice),
+            "usage": self._form.usage(usage),
+        }
+        return _event(delta) + _event({"type": "message_stop"})
 
     def begin(self) -> bytes:
         """The message's first events, once the number of cached tokens is known."""
@@ -370,12 +375,6 @@ def compaction_events(block: CompactionBlock) -> bytes:
         + _event({"type": "content_block_delta", "index": 0, "delta": delta})
         + _event({"type": "content_block_stop", "index": 0})
     )
-
-
-def ending(end: MessageEnd, usage: MessageUsage) -> bytes:
-    """The last events of a message."""
-    delta: MessageDelta = {"type": "message_delta", "delta": end, "usage": usage}
-    return _event(delta) + _event({"type": "message_stop"})
 
 
 def _block_event(step: Step, n_before: int) -> bytes:
