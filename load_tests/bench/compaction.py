@@ -3,8 +3,8 @@
     python -m load_tests.bench.compaction [--rounds 3] [--characters 12000] [--idle-seconds 5]
 
 SmolLM2 has a conversation about a text of docs/, which no round finds in a cache, by the Responses
-API. It is compacted by `/v1/responses/compact`; by Codex' way, which sends a turn without tools
-that asks for a summary; and by Claude Code's, a turn with them. Then it goes on from the summary. The
+API. It is compacted by `/v1/responses/compact`; as Codex does it, by a turn without tools that asks
+for a summary; and as Claude Code does, by a turn with them. Then it goes on from the summary. The
 first token of that turn is compared with that of another turn from the same summary, whose head is
 cached by then.
 """
