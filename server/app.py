@@ -83,7 +83,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with create_task_group() as tasks:  # which end with the models
-            service = create_service(models, settings, metrics_page, tracker, tasks)
+            service = create_service(models, settings, metrics_page, tracker)
             app.state.service = service
             app.state.series, app.state.watch = SeriesRecord(), Watch(models, tasks)
             app.state.launch = launch

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Generic, TypeVar, cast
 
-from anyio.abc import TaskGroup
 from fastapi import Depends, Query, Request
 from pydantic import BaseModel
 
@@ -95,9 +94,8 @@ def create_service(
     settings: Settings,
     metrics: Metrics,
     tracker: RequestTracker,
-    tasks: TaskGroup,
 ) -> Service:
-    """`tasks` are what goes on when requests are over."""
+    """Called on the event loop."""
     return Service(
         models=models,
         settings=settings,
@@ -106,7 +104,7 @@ def create_service(
         tracker=tracker,
         images=models.images,
         seals=Seals(lambda: settings.disk_cache or state_folder()),
-        heads=HeadWarmer(tasks, models.workers),
+        heads=HeadWarmer(models.workers),
         created=int(time.time()),
     )
 

@@ -17,7 +17,7 @@ from server.generation.compaction import (
     summary_chat,
     summary_text,
 )
-from server.generation.conversation import Conversation, digest_of
+from server.generation.conversation import Conversation, Message, digest_of
 from server.generation.late_tools import read
 from server.generation.plan import AnswerPlan
 from server.generation.request_fields import SampledRequest
@@ -47,7 +47,7 @@ SAMPLING = frozenset(
 
 def summary_sampling(body: SampledRequest) -> SampledRequest:
     """How a summary for this request is sampled."""
-    return SampledRequest(**body.model_dump(include=SAMPLING, exclude_unset=True))
+    return SampledRequest(**body.model_dump(include=set(SAMPLING), exclude_unset=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,11 @@ class SummaryTurn:
         """The turn with these instructions, whose summary has at most `max_tokens`. Called in a
         worker. Raises ApiError (400) where it has no room, and UnpreparedImages.
         """
+        salt = record.cache_salt(conversation.cache_salt)
+        conversation = _with_tools(conversation, model, salt)
         chat = summary_chat(conversation, model, sampling, instructions, max_tokens)
         request, plan = prepare_chat(chat, model, record)
-        salt = record.cache_salt(conversation.cache_salt)
-        rest = summarized(_with_tools(conversation, model, salt), "")
+        rest = summarized(conversation, "")
         rest = replace(rest, messages=rest.messages[:-1])
         covered = digest_of(conversation.messages)
         return cls(model, request, plan, rest, covered, pending_text(conversation))
@@ -140,10 +141,11 @@ class SummaryTurn:
 
 
 def _with_tools(conversation: Conversation, model: ServedModel, cache_salt: str) -> Conversation:
-    """The conversation with the tools that its prompt has, where the request has none: those that
-    continue it have them again.
+    """The conversation with the tools that its prompt has, where the request has none, as that of
+    the next turn has them again.
     """
     if conversation.tools or not conversation.concerns_tools:
         return conversation
-    head = model.replays.tool_places.place(conversation, cache_salt).head
+    continued = replace(conversation, messages=[*conversation.messages, Message(role="user")])
+    head = model.replays.tool_places.place(continued, cache_salt).head
     return replace(conversation, tools=[Tool(read(each)) for each in head])

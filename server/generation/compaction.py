@@ -8,8 +8,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from anyio.abc import TaskGroup
-
 from engine.api import EngineError
 from engine.values.model import ModelCard
 from server.errors import SERVER, ApiError
@@ -133,11 +131,11 @@ class HeadWarmer:
     and while the engine is idle.
     """
 
-    def __init__(self, tasks: TaskGroup, workers: Workers) -> None:
-        self._tasks = tasks
+    def __init__(self, workers: Workers) -> None:
+        """Called on the event loop, which ends what is running."""
         self._workers = workers
         self._loop = asyncio.get_running_loop()
-        self._n_running = 0
+        self._running = set[asyncio.Task[None]]()
 
     def start(self, head: Conversation, model: ServedModel, principal: Principal, id: str) -> None:
         """From any thread: begin to compute what a conversation begins with. `id` is that of the
@@ -149,12 +147,13 @@ class HeadWarmer:
             self._loop.call_soon_threadsafe(self._start, head, model, record)
 
     def _start(self, head: Conversation, model: ServedModel, record: RequestRecord) -> None:
-        if self._n_running < MOST_WARMED:
-            self._n_running += 1
-            self._tasks.start_soon(self._warm, head, model, record)
+        if len(self._running) < MOST_WARMED:
+            task = self._loop.create_task(self._warm(head, model, record))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
 
     async def _warm(self, head: Conversation, model: ServedModel, record: RequestRecord) -> None:
-        """Raises nothing: an exception would end all tasks of the daemon's group."""
+        """Raises nothing: nobody waits for it."""
         prompt = WarmPrompt(head, head.cache_salt)
         n_bytes = sum(len(message.text) for message in head.messages)
         try:
@@ -167,5 +166,3 @@ class HeadWarmer:
             log.info("%s: the head of a summary is not warmed: %s", model.name, error)
         except Exception:
             log.exception("%s: the head of a summary is not warmed", model.name)
-        finally:
-            self._n_running -= 1

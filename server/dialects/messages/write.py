@@ -263,7 +263,7 @@ class MessageForm:
         """The tokens under Anthropic's names."""
         thought = usage.reasoning_tokens if isinstance(usage, AnswerUsage) else 0
         tokens = self._tokens(usage)
-        found: MessageUsage = {**tokens, "output_tokens_details": {"thinking_tokens": thought}}
+        found = MessageUsage(**tokens, output_tokens_details={"thinking_tokens": thought})
         if self.compacted is not None:
             message: IterationUsage = {"type": "message", **tokens}
             found["iterations"] = [self.summary_usage(self.compacted.usage), message]

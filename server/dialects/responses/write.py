@@ -151,7 +151,7 @@ class ResponseForm:
 
     def usage(self, usage: AnswerUsage) -> ResponseUsage:
         """The tokens under the names of `/v1/responses`."""
-        turn: ResponseUsage = {**turn_usage(usage)}
+        turn = ResponseUsage(**turn_usage(usage))
         if self.first_usage is not None:
             turn["compaction"] = turn_usage(self.first_usage)
         return turn
