@@ -35,6 +35,12 @@ class CompactingDaemon(Daemon):
         return [(message["role"], message["content"]) for message in self.given[0]]
 
     @property
+    def tools(self) -> list[Any]:
+        """The tools that the template was given each time."""
+        assert isinstance(self.engine.tokenizer, RecordingTokenizer)
+        return [fields.get("tools") for _, fields in self.engine.tokenizer.given]
+
+    @property
     def prompts_until_warmed(self) -> list[Any]:
         """The requests that the engine was given since the last look, up to the one that computes
         the head of a conversation that was compacted.

@@ -90,7 +90,7 @@ def test_messages(url: str) -> None:
     fields: Json = {
         "model": "rootstock-demo",
         "system": INSTRUCTIONS,
-        "temperature": 0,
+        "extra_body": {"temperature": 0},
         "max_tokens": 24,
     }
     said = [user("\n".join(FACTS))]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias, get_args
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias, cast, get_args
 
 from pydantic import Field
 from pydantic_core import to_json
@@ -263,7 +263,8 @@ class MessageForm:
         """The tokens under Anthropic's names."""
         thought = usage.reasoning_tokens if isinstance(usage, AnswerUsage) else 0
         tokens = self._tokens(usage)
-        found = MessageUsage(**tokens, output_tokens_details={"thinking_tokens": thought})
+        details: ThoughtTokens = {"thinking_tokens": thought}
+        found = cast(MessageUsage, {**tokens, "output_tokens_details": details})
         if self.compacted is not None:
             message: IterationUsage = {"type": "message", **tokens}
             found["iterations"] = [self.summary_usage(self.compacted.usage), message]

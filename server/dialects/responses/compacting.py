@@ -14,7 +14,7 @@ from server.dialects.responses.items import (
     ConversationItem,
     ResponseTools,
 )
-from server.dialects.responses.output import CompactedResponse, CompactionOutput, ResponseUsage
+from server.dialects.responses.output import CompactedResponse, CompactionOutput
 from server.dialects.responses.schema import CompactRequest, ReasoningOptions
 from server.dialects.responses.store import StoredItem
 from server.dialects.responses.write import ResponseForm, ResponseWriter, turn_usage
@@ -74,7 +74,7 @@ class CompactionForm:
             "object": "response.compaction",
             "created_at": int(time.time()),
             "output": [_output(summary, self.context.service.seals, record)],
-            "usage": ResponseUsage(**turn_usage(usage)),
+            "usage": turn_usage(usage),
         }
         return to_json(body)
 

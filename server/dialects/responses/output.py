@@ -226,7 +226,7 @@ class CompactedResponse(TypedDict):
     object: Literal["response.compaction"]
     created_at: int  # seconds since the epoch
     output: list[CompactionOutput]
-    usage: ResponseUsage
+    usage: TurnUsage
 
 
 class InputItemList(TypedDict):

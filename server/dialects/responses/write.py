@@ -7,7 +7,7 @@ events and responses that have it repeat these bytes.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import to_json
 
@@ -151,7 +151,7 @@ class ResponseForm:
 
     def usage(self, usage: AnswerUsage) -> ResponseUsage:
         """The tokens under the names of `/v1/responses`."""
-        turn = ResponseUsage(**turn_usage(usage))
+        turn = cast(ResponseUsage, turn_usage(usage))
         if self.first_usage is not None:
             turn["compaction"] = turn_usage(self.first_usage)
         return turn

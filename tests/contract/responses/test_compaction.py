@@ -97,7 +97,7 @@ def test_a_head_is_warmed_with_the_tools_that_the_prompt_had(daemon: CompactingD
     daemon.openai.responses.compact(model="bytes", input=said)
     assert warmed(daemon)
     assert daemon.told == [HEAD]
-    assert [fields["tools"] for _, fields in daemon.engine.tokenizer.given[-2:]] == [tools] * 2
+    assert daemon.tools[-2:] == [tools] * 2
 
 
 def test_a_trigger_makes_the_response_a_summary(daemon: CompactingDaemon) -> None:
