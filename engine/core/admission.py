@@ -13,7 +13,6 @@ from engine.disk_cache.loader import LoadAttempt, LoadOutcome, Prompt
 from engine.values.request import WaitReason
 from kvstore.in_flight import QueuedPrompt
 from kvstore.lease import Lease, Refusal
-from kvstore.slots import NEVER
 from kvstore.store import KVStore
 
 
@@ -215,13 +214,12 @@ class Admission:
         if (forkable := _forkable(sequence)) is not None:
             n_tokens = sequence.prompt_tokens - 1
             return self._store.fork(forkable, tokens, n_tokens, reserve_tokens, spare_blocks)
-        shared_tokens = sequence.request.shared_tokens
         lease = self._store.admit(
             sequence.namespace,
             tokens,
             reserve_tokens,
             spare_blocks,
-            NEVER if shared_tokens is None else shared_tokens,
+            sequence.shared_tokens,
             adopts=sequence.can_use_prefix_cache,
         )
         if isinstance(lease, Lease):

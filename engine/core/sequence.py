@@ -30,6 +30,7 @@ from engine.values.request import Pooling, Request
 from engine.values.stats import DraftSource
 from kvstore.in_flight import QueuedPrompt
 from kvstore.lease import Lease
+from kvstore.slots import NEVER
 from kvstore.tokens import Digest, Tokens
 from kvstore.types import Namespace
 
@@ -141,6 +142,12 @@ class LiveSequence:
     def can_use_prefix_cache(self) -> bool:
         """False if the logits or the hidden state of every prompt token are needed."""
         return not self.lacks_scores and self.request.pooling in {None, Pooling.LAST}
+
+    @property
+    def shared_tokens(self) -> int:
+        """How many of its first tokens may be cached."""
+        asked = self.request.shared_tokens
+        return NEVER if asked is None else asked
 
     @property
     def vector(self) -> Vector | None:

@@ -257,7 +257,7 @@ class Request:
     constraint: Constraint | None = None
     thinking_budget: ThinkingBudget | None = None
     pooling: Pooling | None = None  # with max_tokens 0: a vector is made of the prompt
-    shared_tokens: int | None = None  # of the prompt, that others begin with; None: cache all of it
+    shared_tokens: int | None = None  # of the prompt, that are cached; None: all, and the output
     is_background: bool = False  # with max_tokens 0: computed only while no other request is live
     pin: bool = False  # with is_background: the prompt is not evicted from the cache afterwards
     images: tuple[Image, ...] = ()  # of the prompt, in the order of their positions

@@ -23,7 +23,7 @@ from server.activity import RequestTracker
 from server.dialects.error_shapes import error_event
 from server.errors import ApiError, to_api_error
 from server.fairness import Reservation
-from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
+from server.generation.choice import AnswerUsage, Choice, Remember, Step, answer_usage
 from server.generation.images import UnpreparedImages
 from server.generation.plan import AnswerPlan, grammar_bytes
 from server.generation.progress import ProgressBody, PromptProgress
@@ -89,6 +89,13 @@ REQUEST_BYTES = 1500
 on Python 3.11. A body may have thousands."""
 
 
+def remembering(model: ServedModel, request: Request) -> Remember | None:
+    """Remembers answers with calls to the request, unless nothing of it is to be kept."""
+    if request.shared_tokens == 0:
+        return None
+    return partial(model.replays.remember, request.cache_salt)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The engine requests of a client's request, and how their results become its response.
@@ -128,7 +135,7 @@ class Job:
         return [
             Choice(self.plan, remember, self.tokenizer)
             for request in self.requests
-            for remember in [partial(self.model.replays.remember, request.cache_salt)] * request.n
+            for remember in [remembering(self.model, request)] * request.n
         ]
 
     def usage(self, choices: Sequence[Choice]) -> AnswerUsage:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Self
 
 from pydantic_core import to_json
@@ -20,7 +19,7 @@ from server.generation.compaction import (
 from server.generation.conversation import Conversation, Message, digest_of
 from server.generation.late_tools import read
 from server.generation.plan import AnswerPlan
-from server.generation.request_fields import SampledRequest
+from server.generation.request_fields import PromptCacheOptions, SampledRequest
 from server.generation.requests import ServedModel, prepare_chat
 from server.generation.seals import Summary
 from server.generation.stream import generating, kept_bytes
@@ -47,7 +46,9 @@ SAMPLING = frozenset(
 
 def summary_sampling(body: SampledRequest) -> SampledRequest:
     """How a summary for this request is sampled."""
-    return SampledRequest(**body.model_dump(include=set(SAMPLING), exclude_unset=True))
+    fields = body.model_dump(include=set(SAMPLING), exclude_unset=True)
+    options = PromptCacheOptions(keep=body.prompt_cache_options.keep)
+    return SampledRequest(**fields, prompt_cache_options=options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,7 @@ class SummaryTurn:
         """
         record, output = context.record, output_of(context.record)
         request = replace(self.request, id=f"{record.id}-summary", reports_progress=False)
-        remember = partial(self.model.replays.remember, request.cache_salt)
-        choice = Choice(self.plan, remember, None)
+        choice = Choice(self.plan)  # nobody sends a summary's turn back
         tracker = context.service.tracker
         with generating(self.model.engine, [request], output, record, tracker) as inbox:
             async for batch in inbox:
@@ -125,12 +125,15 @@ class SummaryTurn:
 
     def written(self, choices: Sequence[Choice], context: RequestContext) -> Summary:
         """The summary that is the answer to a request. What the conversation begins with from then
-        on is computed when the engine is idle. Raises ApiError (500) where there is none.
+        on is computed when the engine is idle, unless nothing of the request is to be kept. Raises
+        ApiError (500) where there is no summary.
         """
         (choice,) = choices
         summary = self._summary(choice)
         if summary is None:
             raise no_summary()
+        if self.request.shared_tokens == 0:
+            return summary
         head = summarized(self.rest, summary.text)
         context.service.heads.start(head, self.model, context.record.principal, context.record.id)
         return summary

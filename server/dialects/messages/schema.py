@@ -153,7 +153,7 @@ class OtherEdit(RequestModel):
 MAX_EDITS = 16
 
 
-class ContextManagement(RequestModel):
+class ContextEdits(RequestModel):
     edits: list[Annotated[CompactEdit | OtherEdit, ByType(foreign=OtherEdit)]] = Field(
         default_factory=list, max_length=MAX_EDITS, fail_fast=True
     )
@@ -187,7 +187,7 @@ class CountTokensRequest(CacheControlled, ThinkingFields):
     output_format: OutputFormatParam | None = None  # what output_config.format was called at first
     mcp_servers: Servers = Field(default_factory=list)
     compaction: CompactionParam | None = None
-    context_management: ContextManagement = Field(default_factory=ContextManagement)
+    context_management: ContextEdits = Field(default_factory=ContextEdits)
 
     cache_salt: str = Field("", max_length=256)
 

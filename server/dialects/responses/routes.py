@@ -62,7 +62,7 @@ from server.generation.compaction import summarized, threshold
 from server.generation.conversation import Conversation
 from server.generation.foreign_history import log_dropped, log_foreign
 from server.generation.images import with_images
-from server.generation.request_fields import SampledRequest
+from server.generation.request_fields import PromptCacheOptions, SampledRequest
 from server.generation.requests import ServedModel, prepare_chat
 from server.http.stream import client_waiting
 from server.record import RequestRecord
@@ -198,7 +198,11 @@ class ResponseMaker:
             body = as_before(body, previous.json)
         given = self.read(body)
         log_foreign(given.foreign, self.record.id)
-        sampling = SampledRequest(cache_salt=body.cache_salt, priority=body.priority)
+        sampling = SampledRequest(
+            cache_salt=body.cache_salt,
+            priority=body.priority,
+            prompt_cache_options=PromptCacheOptions(keep=body.prompt_cache_options.keep),
+        )
         turn = SummaryTurn.of(given.prompt, self.model, self.record, sampling)
         return CompactionForm(turn, self.context).job()
 

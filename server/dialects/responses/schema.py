@@ -22,6 +22,7 @@ from server.generation.foreign_fields import Unsupported
 from server.generation.request_fields import (
     ANY_OBJECT,
     PrioritizedRequest,
+    PromptCacheOptions,
     PromptRequest,
     SampledRequest,
     Structure,
@@ -160,6 +161,7 @@ class CompactRequest(InputTokensRequest, PrioritizedRequest):
     EXAMPLE: ClassVar = {"input": "What is a radix tree?"}
 
     prompt_cache_key: str | None = Field(None, max_length=256)
+    prompt_cache_options: PromptCacheOptions = Field(default_factory=PromptCacheOptions)
 
 
 class ResponsesRequest(InputTokensRequest, SampledRequest, StructuredRequest):

@@ -219,6 +219,17 @@ def test_nobody_forges_a_summary(daemon: CompactingDaemon) -> None:
         assert refused.value.param == "input[1].encrypted_content"
 
 
+def test_nothing_is_warmed_of_what_is_not_to_be_kept(daemon: CompactingDaemon) -> None:
+    options = {"extra_body": {"prompt_cache_options": {"keep": False}}}
+    daemon.openai.responses.compact(model="bytes", input=LONG, **options)
+    respond(daemon, input=[user(LONG), TRIGGER], **options)
+    respond(daemon, input=LONG, context_management=AUTOMATIC, **options)
+    respond(daemon, input="Hi")
+    asked = daemon.prompts
+    assert [one.shared_tokens for one in asked] == [0, 0, 0, 0, None]
+    assert not any(one.is_background for one in asked)
+
+
 def test_a_summary_of_another_server_is_skipped(daemon: CompactingDaemon) -> None:
     sealed = {"type": "compaction", "encrypted_content": "gAAA"}
     respond(daemon, input=[user("Hi"), sealed, user("So?")])
