@@ -1,6 +1,6 @@
 """What a summary costs, and the turn after it, by this server's compaction and by those of clients.
 
-    python -m load_tests.bench.compaction [--rounds 3] [--characters 12000] [--idle-seconds 5]
+    python -m load_tests.bench.compaction [--rounds 3] [--characters 12000]
 
 SmolLM2 has a conversation about a text of docs/, which no round finds in a cache, by the Responses
 API. It is compacted by `/v1/responses/compact`; as Codex does it, by a turn without tools that asks
@@ -32,6 +32,8 @@ from load_tests.terminal import show_figures
 TEXT = Path(__file__).parents[2] / "docs/internals/scheduler.md"
 ANSWER_SECONDS = 1800.0
 ANSWER_TOKENS = 48
+SETTLING_SECONDS = 1.0  # in which a head that is to be warmed reaches the engine
+POLL_SECONDS = 0.05
 SUM_UP = "Sum this conversation up, so that the work can go on from the summary alone."
 QUESTIONS = ("What is a step?", "What is a queue?")
 TOOL = {
@@ -115,6 +117,13 @@ class Asker:
         cached = usage["input_tokens_details"]["cached_tokens"]
         return Heard(text, made["id"], usage["input_tokens"], cached, first)
 
+    def wait_until_idle(self) -> None:
+        """Until nothing is computed, what is warmed in the background included."""
+        url = f"{self.target.base_url.removesuffix('/v1')}/load"
+        time.sleep(SETTLING_SECONDS)
+        while self.http.get(url).raise_for_status().json()["server_load"]:
+            time.sleep(POLL_SECONDS)
+
     def compact(self, id: str) -> tuple[Item, int, int]:
         """The summary of a response's conversation, the tokens of its prompt, and cached ones."""
         body = {"model": self.target.model, "previous_response_id": id}
@@ -155,10 +164,8 @@ WAYS: Mapping[str, Compact] = {
 }
 
 
-def compacted(
-    name: str, asker: Asker, characters: int, idle_seconds: float, number: int
-) -> Compacted:
-    """One conversation of two turns, its summary, and what comes after."""
+def compacted(name: str, asker: Asker, characters: int, number: int) -> Compacted:
+    """One conversation of two turns, its summary, and what comes after when the server is idle."""
     load, text = psutil.getloadavg()[0], TEXT.read_text("utf-8")[:characters]
     said: list[Item] = [user(f"Number {number}, {name}.\n\n{text}\n\nWhat is this about?")]
     for question in ("Say more about it.", ""):
@@ -167,7 +174,7 @@ def compacted(
         if question:
             said.append(user(question))
     head, tokens, cached = WAYS[name](asker, said, heard.id)
-    time.sleep(idle_seconds)
+    asker.wait_until_idle()
     after, again = (asker.ask([*head, user(question)]) for question in QUESTIONS)
     return Compacted(name, tokens, cached, after, again, load)
 
@@ -175,7 +182,6 @@ def compacted(
 def main(
     rounds: Annotated[int, typer.Option(help="Of each, in turn.")] = 3,
     characters: Annotated[int, typer.Option(help="Of the text.")] = 12_000,
-    idle_seconds: Annotated[float, typer.Option(help="After a summary.")] = 5.0,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Where to write the figures.")
     ] = None,
@@ -191,7 +197,7 @@ def main(
         found = list[Compacted]()
         for number in range(rounds):
             for name in WAYS:
-                found.append(compacted(name, asker, characters, idle_seconds, number))
+                found.append(compacted(name, asker, characters, number))
                 typer.echo(f"{name}: {found[-1].ratio:.2f}, load {found[-1].load:.1f}", err=True)
     rows = tuple(_row(name, [each for each in found if each.name == name]) for name in WAYS)
     columns = (
