@@ -38,7 +38,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constr
 # What images need, without what mlx-vlm names in turn: 23 packages that are not used.
 IMAGES := $(INSTALL) --no-deps mlx-vlm pillow
 
-.PHONY: help serve free-port chat doctor install-service test test-all check format reference wheel simulate kernel-proof restarts hostile conformance \
+.PHONY: help serve free-port chat doctor install-service test test-all check format reference wheel simulate kernel-proof restarts pressure hostile conformance \
 	browser screenshots clients bench figures grafana demo-model clean
 
 help:  ## list the targets
@@ -100,6 +100,9 @@ restarts: $(VENV)/.dev  ## kill daemons with a disk cache and let their disks fa
 	$(BIN)/python -m tests.restart kills $(ARGS)
 	$(BIN)/python -m tests.restart faults
 	$(BIN)/python -m tests.restart families
+
+pressure: $(VENV)/.dev  ## let processes grow next to a daemon in a control group, fifty times; none may die; a quarter of an hour
+	$(BIN)/python -m tests.pressure $(ARGS)
 
 hostile: $(VENV)/.dev  ## harmful requests to every field of every route; another client must not wait a second
 	$(BIN)/python -m tests.hostile $(ARGS)

@@ -152,6 +152,16 @@ class Engine(Protocol):
         """
         ...
 
+    async def give_back(self, evicted_share: float) -> int:
+        """Give memory that is not needed now back to the system: buffers that are kept for the next
+        step, and the memory of free blocks and states as far as it can be had. Before that, evict
+        up to `evicted_share` of all blocks of the prefix cache, the least recently used first.
+        What a disk cache does not have of them is written first, as far as that takes no more than
+        a second or two. Returns the number of evicted blocks. Raises TimeoutError if the engine
+        does not answer soon, and EngineStopped.
+        """
+        ...
+
     async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
         """The cache and the live sequences, when the running step has ended.
 

@@ -145,6 +145,7 @@ def assemble(
         grammar,
         backend.rest,
         kv_events,
+        backend.give_back,
     )
 
     return EngineParts(
@@ -154,6 +155,7 @@ def assemble(
         trials=Trials(grammar_pool),
         memory=backend.memory,
         decode=backend.decode,
+        release_unused=backend.release_unused,
         release_thread=backend.release_thread,
         images=images,
     )

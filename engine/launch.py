@@ -22,6 +22,7 @@ from engine.mlx_backend.loading.locate import (
 )
 from engine.process.child import start_child
 from engine.process.folders import cache_folder
+from engine.process.pressure import open_sources
 from engine.remote.engine import RemoteEngine, tokenizer_of
 from engine.values.settings import DiskCacheConfig, EngineConfig
 from engine.values.stats import ModelMemory
@@ -43,6 +44,7 @@ __all__ = [
     "local_checkpoint",
     "needed_memory",
     "open_checkpoint",
+    "open_sources",
     "tokenizer_of",
 ]
 

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import TypeVar
 
 from engine.api import EngineStopped, InvalidImage, NoGrammars
@@ -56,6 +57,10 @@ T = TypeVar("T")
 QUICK_TOKENS = 4096
 """The most tokens prepared on the event loop, in about 0.5 ms. More are for another thread."""
 
+SAVE_POLLS, SAVE_POLL_SECONDS = 50, 0.02
+"""How often it is checked whether prefixes have been read for the disk, before they are evicted
+all the same, and the time between two checks."""
+
 DRAIN_GRACE_SECONDS = 3.0
 """How long a drain may take after the time for requests and for the disk. The server waits for
 five.
@@ -74,6 +79,7 @@ class EngineParts:
     trials: Trials
     memory: Callable[[], MemoryStats]  # on any thread
     decode: Callable[[], DecodeStats]  # on any thread
+    release_unused: Callable[[], None]  # memory that nothing uses, to the system; on any thread
     release_thread: Callable[[], None]  # the last call on that thread
     images: ImageQueue | None = None  # None: the model takes none
 
@@ -176,6 +182,25 @@ class EngineThread:
         while (part := await self._call(loop.forget_cleared)) is not None:
             blocks, n_bytes = blocks + part.blocks, n_bytes + part.bytes
         return Cleared(blocks, n_bytes)
+
+    async def give_back(self, evicted_share: float) -> int:
+        loop, n_evicted = self._loop, 0
+        await asyncio.to_thread(self._parts.release_unused)  # which waits for no step
+        if evicted_share > 0:
+            if (disk := loop.scheduler.disk) is not None:
+                await self._call(disk.save_coldest)
+                for _ in range(SAVE_POLLS):
+                    if not await self._call(lambda: disk.is_busy):
+                        break
+                    await asyncio.sleep(SAVE_POLL_SECONDS)
+            left = ceil(evicted_share * loop.scheduler.store.pool.n_blocks)
+            while left > 0 and (n := await self._call(partial(loop.evict, left))):
+                n_evicted, left = n_evicted + n, left - n
+        first: int | None = 0
+        while first is not None:
+            first = await self._call(partial(loop.give_back, first))
+        await asyncio.to_thread(self._parts.release_unused)
+        return n_evicted
 
     def _clear_disk(self, namespace_id: str | None) -> None:
         """Remove what is on disk now, which the engine thread would take long for."""

@@ -4,6 +4,7 @@ The store queues an op with the phase of the step in which it is carried out. Op
 carried out in the order in which they were queued: an op may overwrite what an earlier one read.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
@@ -99,6 +100,23 @@ StorageOp = CopyBlock | FillBlock | ResetState | CopyState | RoundState | RollBa
 
 StepOp: TypeAlias = tuple[When, StorageOp | ReadBlock]
 """An op and the phase of the step in which it is carried out."""
+
+
+def used_ids(ops: Iterable[StorageOp | ReadBlock]) -> frozenset[int]:
+    """The ids of all blocks and slots that ops read or write, those of all groups in one set."""
+    ids = set[int | None]()
+    for op in ops:
+        match op:
+            case CopyBlock(source, target) | CopyState(source, target):
+                ids |= {source, target}
+            case FillBlock(block):
+                ids.add(block)
+            case ReadBlock(block, _, windows, state):
+                ids |= {block, *windows, state}
+            case _:
+                ids.add(op.slot)
+    return frozenset(each for each in ids if each is not None)
+
 
 Parts: TypeAlias = tuple[bytes | memoryview | None, ...]
 """The result of a `ReadBlock`: its block, each window's block, the state; None where not read.

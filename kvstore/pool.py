@@ -124,6 +124,10 @@ class BlockPool:
     def free_blocks(self) -> Sequence[BlockId]:
         return tuple(self._free)
 
+    def sort_free(self) -> None:
+        """Hand out the free blocks with the lowest ids first, as in a pool that is new."""
+        self._free.sort(reverse=True)
+
     def allocate(self, n_blocks: int) -> list[BlockId]:
         """Take free blocks, each with one reference.
 

@@ -77,6 +77,9 @@ class SlotPool:
     def ref_count(self, slot: SlotId) -> int:
         return self._ref_counts[slot]
 
+    def free_slots(self) -> Sequence[SlotId]:
+        return tuple(self._free)
+
     def attached_to(self, block: BlockId) -> Mapping[int, SlotId]:
         """The slots that are attached to a block, by number of tokens."""
         return self._slots_of.get(block, {})

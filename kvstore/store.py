@@ -61,7 +61,7 @@ class KVStore:
         self.ended = deque[BlockTable]()
         """Tables of leases that were released, whose references are still to be dropped."""
         self._may_release = MAX_RELEASED_BLOCKS  # blocks, before the next step
-        self._ops: list[StepOp] = []
+        self.ops: list[StepOp] = []  # queued, for `take_ops`
 
     @property
     def available_blocks(self) -> int:
@@ -78,7 +78,7 @@ class KVStore:
 
     def take_ops(self) -> list[StepOp]:
         """Hand out all ops that were queued since the last call, in the order of queueing."""
-        ops, self._ops = self._ops, []
+        ops, self.ops = self.ops, []
         return ops
 
     # Admission.
@@ -229,7 +229,7 @@ class KVStore:
             self._release(match.blocks)
             return fresh
         table = BlockTable(self.block_size, (*match.blocks, *fresh))
-        states = (group.admit(table, match.n_tokens, len(tokens), self._ops) for group in groups)
+        states = (group.admit(table, match.n_tokens, len(tokens), self.ops) for group in groups)
         lease = Lease(
             namespace=namespace,
             tokens=tokens,
@@ -263,7 +263,7 @@ class KVStore:
             return copies
         planned = PlannedTokens(lease.planned_tokens, end, sampled_position, copies)
         for state in lease.group_states:
-            state.plan(lease.table, planned, self._ops)
+            state.plan(lease.table, planned, self.ops)
             lease.ready_tokens = min(lease.ready_tokens, state.ready_tokens(end))
             lease.due_tokens = min(lease.due_tokens, state.due_tokens())
         lease.planned_tokens = end
@@ -283,7 +283,7 @@ class KVStore:
         refusal = self.plan(lease, n_tokens)
         if refusal is None and not self.can_truncate:
             for state in lease.group_states:
-                state.snapshot(self._ops)
+                state.snapshot(self.ops)
             lease.has_snapshot = True
             lease.due_tokens = 0  # `commit` must look at the snapshot
         return refusal
@@ -325,17 +325,17 @@ class KVStore:
         `parts` are the bytes of the block, if it `is_new`, and of each group. Returns whether
         anything was queued.
         """
-        n_ops = len(self._ops)
+        n_ops = len(self.ops)
         if is_new and parts[0] is not None:
-            self._ops.append((When.FIRST, FillBlock(block, parts[0])))
+            self.ops.append((When.FIRST, FillBlock(block, parts[0])))
         for group, part in zip(self.groups, parts[1:], strict=False):
             if part is not None and group.attached(block, n_tokens) is None:
-                group.fill(block, n_tokens, part, self._ops)
-        return len(self._ops) > n_ops
+                group.fill(block, n_tokens, part, self.ops)
+        return len(self.ops) > n_ops
 
     def read(self, read: ReadBlock) -> None:
         """Queue a read, after all that the next step writes."""
-        self._ops.append((When.READ, read))
+        self.ops.append((When.READ, read))
 
     def revoke(self, ops: Iterable[StepOp]) -> None:
         """Cache nothing that rests on these ops: they were not, or perhaps not, carried out."""
@@ -361,7 +361,7 @@ class KVStore:
                 block_tokens = (lease.written_tokens - 1) % self.block_size + 1
                 ahead_tokens = lease.planned_tokens - lease.written_tokens
                 for state in lease.group_states:
-                    state.donate(block, block_tokens, ahead_tokens, self._ops)
+                    state.donate(block, block_tokens, ahead_tokens, self.ops)
         self.release(lease)
 
     def release(self, lease: Lease) -> None:
@@ -450,7 +450,7 @@ class KVStore:
         for entry, target in zip(shared, blocks, strict=False):
             source, n_tokens = table.repoint(entry, target), start - entry * self.block_size
             copy = copies[entry] = CopyBlock(source, target, max(n_tokens, 0))
-            self._ops.append((When.FIRST, copy))
+            self.ops.append((When.FIRST, copy))
             for group in self.groups:
                 group.slots.copy(source, target, copy.n_tokens)
         if lease.is_fork or start > lease.cached_tokens:  # it has written there

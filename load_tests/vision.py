@@ -13,7 +13,7 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 
 from engine.mlx_backend.loading.weights import named_weights
-from engine.mlx_backend.vision.families import TOWERS
+from engine.mlx_backend.vision.tower import TOWERS
 from load_tests.tokenizer import SPECIAL_TOKENS
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")

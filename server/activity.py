@@ -21,7 +21,7 @@ from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Request
 from engine.values.stats import Histogram, Latency
 from server.admin_schema import FinishedRequest, RequestSummary
-from server.errors import CLIENT_LEFT_STATUS, ended_by_admin, timed_out, to_api_error
+from server.errors import CLIENT_LEFT_STATUS, ApiError, timed_out, to_api_error
 from server.record import RequestRecord
 
 TOKEN_BOUNDS = tuple(float(n * 10**power) for power in range(6) for n in (1, 2, 5))
@@ -270,9 +270,11 @@ class RequestTracker:
         self, record: RequestRecord, requests: Sequence[Request]
     ) -> Iterator[TrackedRequest]:
         """Track the requests while the block answers them. An exception out of the block is the
-        outcome.
+        outcome. Lines of batches are tracked, but neither logged nor in the histograms.
         """
-        tracked = TrackedRequest(record, requests, self._clock, self.sequences[record.own_model])
+        is_line = record.is_background  # of a batch: thousands, for which nobody waits
+        finished = FinishedSequences() if is_line else self.sequences[record.own_model]
+        tracked = TrackedRequest(record, requests, self._clock, finished)
         self._live[record.id] = tracked
         status, code = 200, None
         try:
@@ -288,7 +290,8 @@ class RequestTracker:
             del self._live[record.id]
             record.was_tracked = True
             seconds = self._clock() - tracked.began_seconds
-            self._log(self._finished, tracked.summary(), seconds, status, code)
+            if not is_line:
+                self._log(self._finished, tracked.summary(), seconds, status, code)
 
     def note_refused(self, record: RequestRecord, seconds: float) -> None:
         """Log a request that is over after `seconds`, if it failed before it reached an engine."""
@@ -312,12 +315,12 @@ class RequestTracker:
         )
         self._log(self._refused, summary, seconds, status, code)
 
-    def end(self, id: str) -> bool:
-        """End a request for an admin. False where there is none of that id."""
+    def end(self, id: str, error: ApiError) -> bool:
+        """End a request with an error for its client. False where there is none of that id."""
         tracked = self._live.get(id)
         if tracked is None:
             return False
-        tracked.record.end(ended_by_admin())
+        tracked.record.end(error)
         return True
 
     def _log(

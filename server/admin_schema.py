@@ -12,9 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from engine.values import tree
 from engine.values.model import ModelCard, Place, facts_of
+from engine.values.pressure import PressureSource
 from engine.values.request import WaitReason
 from engine.values.stats import CacheStats, EngineStats, MemoryStats, ModelMemory, RecentHits
 
+GuardStep: TypeAlias = Literal["none", "buffers", "prefixes", "admission", "models", "requests"]
 LiveStatus: TypeAlias = Literal["preparing", "waiting", "running", "sending"]
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -170,9 +172,35 @@ class PooledModelInfo(BaseModel):
     )
 
 
+class MemoryReading(BaseModel):
+    """What one source says of the machine's memory."""
+
+    source: PressureSource
+    share: float = Field(description="In use, or of the time: 1 is all.")
+    limit: float = Field(description="The share from which memory is short.")
+    words: str = Field(description="The figures, as a clause.")
+
+
+class MemoryGuardInfo(BaseModel):
+    """How short of memory the machine is, and what the daemon does about it."""
+
+    step: GuardStep = Field(
+        description="What is done, each step with all before it: `buffers` and the memory of free "
+        "blocks are given back, `prefixes` are evicted, `admission` is stopped, idle `models` are "
+        "unloaded, the longest `requests` are ended."
+    )
+    problem: str | None = Field(
+        description="What is done, and which limit was met. Null while memory is not short."
+    )
+    readings: list[MemoryReading] = Field(description="The latest, at most a second or two old.")
+
+
 class PooledModels(BaseModel):
     budget_bytes: int | None = Field(
         description="Memory for all models together. Null: the settings do not limit it."
+    )
+    memory_guard: MemoryGuardInfo | None = Field(
+        None, description="The machine's memory. Null where it is not watched."
     )
     models: list[PooledModelInfo]
 

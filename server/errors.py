@@ -155,6 +155,11 @@ def ended_by_admin() -> ApiError:
     )
 
 
+def memory_short(message: str) -> ApiError:
+    """503: the request is refused, or ended, because the machine is short of memory."""
+    return busy(503, message, "memory_short", RETRY_AFTER_SECONDS)
+
+
 def to_api_error(error: Exception) -> ApiError:
     """The error for the client. Unknown exceptions become a 500 without details."""
     match error:

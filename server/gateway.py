@@ -34,6 +34,9 @@ from server.settings import Settings
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 READABLE_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After")
 
+FILES_PATH = "/v1/files"
+MAX_FORM_BYTES = 64 * 1024  # of a form besides its file
+
 ALWAYS_ANSWERED = {"/health", "/load", "/metrics"}
 MAX_USER_AGENT_CHARACTERS = 200
 
@@ -179,8 +182,10 @@ class Gateway:
             connection.request_complete(client)
 
         settings = self._settings
-        most = settings.max_body_bytes
-        if self._may_take_images():
+        most = int(settings.max_body_bytes)
+        if scope["path"] == FILES_PATH:
+            most = settings.max_file_bytes + MAX_FORM_BYTES
+        elif self._may_take_images():
             most = max(most, settings.max_image_body_bytes)
         body = ArrivingBody(receive, reservation, complete, most, settings.body_timeout_seconds)
         body.check_head(Headers(scope=scope))

@@ -67,6 +67,7 @@ class RequestRecord:
     tokens: int = 0  # of the prompts that the engine took up, and of what it has said so far
     usage: Usage | None = None
     cache_marks: int = 0  # `cache_control` fields of the body
+    is_background: bool = False  # a line of a batch: computed while nothing else is
     status: int = 0
     error_code: str | None = None  # of the error that it was answered with
     was_tracked: bool = False  # `RequestTracker.answering` has seen its end

@@ -13,9 +13,11 @@ from pydantic import BaseModel
 from server.activity import RequestTracker
 from server.errors import InvalidField
 from server.fairness import Workers
+from server.generation.compaction import HeadWarmer
 from server.generation.images import UnpreparedImages
 from server.generation.request_fields import PrioritizedRequest
 from server.generation.requests import ServedModel
+from server.generation.seals import Seals
 from server.http.attachments import Attachments
 from server.http.body import (
     Head,
@@ -32,8 +34,10 @@ from server.images.preparation import Images
 from server.metrics.metrics import Metrics
 from server.models.model import LoadedModel, Model
 from server.models.registry import ModelRegistry
+from server.pressure.guard import MemoryGuard
 from server.record import RequestRecord, request_record
 from server.settings import Settings
+from server.settings.folders import state_folder
 
 T = TypeVar("T")
 
@@ -46,7 +50,10 @@ class Service:
     workers: Workers
     tracker: RequestTracker
     images: Images
+    seals: Seals
+    heads: HeadWarmer
     created: int  # seconds since the epoch
+    guard: MemoryGuard | None = None  # None: the memory of the machine is not watched
 
     async def model(self, name: str, record: RequestRecord) -> ServedModel:
         """The model of that name, loaded if it is not; without a name, the first. It stays until
@@ -89,7 +96,9 @@ def create_service(
     settings: Settings,
     metrics: Metrics,
     tracker: RequestTracker,
+    guard: MemoryGuard | None = None,
 ) -> Service:
+    """Called on the event loop."""
     return Service(
         models=models,
         settings=settings,
@@ -97,7 +106,10 @@ def create_service(
         workers=models.workers,
         tracker=tracker,
         images=models.images,
+        seals=Seals(lambda: settings.disk_cache or state_folder()),
+        heads=HeadWarmer(models.workers),
         created=int(time.time()),
+        guard=guard,
     )
 
 
@@ -131,7 +143,7 @@ class RequestContext:
 
     def _attachments(self) -> Attachments | None:
         """Where images in the body go as it arrives; None where no model takes any. Their files are
-        deleted at the end of the request.
+        deleted with the body, at the latest at the end of the request.
         """
         service = self.service
         if not service.models.may_take_images():
@@ -144,9 +156,15 @@ class RequestContext:
 
     async def read(self, kind: type[BodyT]) -> BodyT:
         """The body of a route that needs no model. Raises ApiError and ClientDisconnected."""
+        return await self.read_as(kind, lambda parsed: parsed)
+
+    async def read_as(self, kind: type[BodyT], function: Callable[[BodyT], T]) -> T:
+        """What a function makes, in a worker, of the body of a route that needs no model. Raises
+        its errors, ApiError and ClientDisconnected.
+        """
         body = ArrivedBody(self, kind, id, await read_body(self.http))
         async with client_waiting(self.http.receive):
-            return await body.run(lambda parsed: parsed)
+            return await body.run(function)
 
     @asynccontextmanager
     async def prepared(
@@ -195,8 +213,9 @@ class ArrivedBody(Generic[BodyT]):
         self._check = check
         self._text = text
         self._attachments = attachments
-        self.postpones_images = False
-        """Whether `run` raises UnpreparedImages, rather than have the images prepared."""
+        self.postpones = False
+        """Whether what takes long waits until the stream has begun: `run` raises UnpreparedImages,
+        rather than have the images prepared."""
 
     async def find(self, name: str | None = None) -> Model:
         """The model of the name, which is the body's unless given. Unless the model is ready the
@@ -234,17 +253,19 @@ class ArrivedBody(Generic[BodyT]):
         try:
             return await service.workers.run(record.client, n_bytes, call)
         except UnpreparedImages as error:
-            if self.postpones_images:
+            if self.postpones:
                 raise
             needed = error
         await service.images.prepare(needed, record, self._attachments)
         return await service.workers.run(record.client, n_bytes, call)
 
     def replace(self, kept_bytes: int) -> None:
-        """Drop the body, of which kept_bytes are kept elsewhere until the answer is complete.
-        Raises ApiError (503) where they are too many.
+        """Drop the body with its files, of which kept_bytes are kept elsewhere until the answer is
+        complete. Raises ApiError (503) where they are too many.
         """
         self._text = b""
+        if self._attachments is not None:
+            self._attachments.close()
         self._context.record.replace_body(kept_bytes)
 
     def _parsed(self, function: Callable[[BodyT], T]) -> T:

@@ -16,7 +16,7 @@ from engine.core.loop import EngineLoop
 from engine.core.metrics import Metrics
 from engine.core.request import Namespaces
 from engine.core.scheduler import Scheduler
-from engine.core.step import Limits, ModelRunner, Vector
+from engine.core.step import GiveBack, Limits, ModelRunner, Vector
 from engine.disk_cache.cache import DiskCache
 from engine.drafts.proposer import MakeDraft, Proposer, first_rates
 from engine.grammar.answers import MatcherAnswers
@@ -246,7 +246,8 @@ class OfflineDaemon:
             self._deliver,
             StorageBytes(block=0, slots=(0,) * len(self.store.groups), arenas=0),
             GrammarStage(self.scheduler, answers(vocab_size), self.scheduler.metrics.now),
-            runner.grow_ahead,
+            runner.resize_ahead,
+            give_back=GiveBack(self.storage.shrink, runner.give_back),
         )
         self.usage: dict[str, Usage] = {}
         self.logprobs = defaultdict[tuple[str, int], list[TokenLogprob]](list)

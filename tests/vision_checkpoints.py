@@ -280,6 +280,65 @@ def _kimi_tower() -> Shapes:
     }
 
 
+def _llama4_tower() -> Shapes:
+    projections = ("q_proj", "k_proj", "v_proj", "o_proj")
+    return {
+        **_prefixed(
+            "vision_model.",
+            {
+                "class_embedding": (VISION_HIDDEN,),
+                "positional_embedding_vlm": (17, VISION_HIDDEN),
+                "patch_embedding.linear.weight": (VISION_HIDDEN, 48),
+            },
+            _norm("layernorm_pre", VISION_HIDDEN),
+            _norm("layernorm_post", VISION_HIDDEN),
+            _layers(
+                "model.layers",
+                _norm("input_layernorm", VISION_HIDDEN),
+                _norm("post_attention_layernorm", VISION_HIDDEN),
+                *(
+                    _linear(f"self_attn.{name}", VISION_HIDDEN, VISION_HIDDEN)
+                    for name in projections
+                ),
+                _linear("mlp.fc1", VISION_HIDDEN, 4 * VISION_HIDDEN),
+                _linear("mlp.fc2", 4 * VISION_HIDDEN, VISION_HIDDEN),
+            ),
+            _linear("vision_adapter.mlp.fc1", 4 * VISION_HIDDEN, VISION_MLP, bias=False),
+            _linear("vision_adapter.mlp.fc2", VISION_MLP, VISION_MLP, bias=False),
+        ),
+        "multi_modal_projector.linear_1.weight": (TEXT_HIDDEN, VISION_MLP),
+    }
+
+
+def _lfm2_tower() -> Shapes:
+    merged, projections = 4 * VISION_HIDDEN, ("q_proj", "k_proj", "v_proj", "out_proj")
+    return {
+        **_prefixed(
+            "vision_tower.",
+            _linear("embeddings.patch_embedding", 48, VISION_HIDDEN),
+            {"embeddings.position_embedding.weight": (36, VISION_HIDDEN)},
+            _layers(
+                "encoder.layers",
+                _norm("layer_norm1", VISION_HIDDEN),
+                _norm("layer_norm2", VISION_HIDDEN),
+                *(
+                    _linear(f"self_attn.{name}", VISION_HIDDEN, VISION_HIDDEN)
+                    for name in projections
+                ),
+                _linear("mlp.fc1", VISION_HIDDEN, VISION_MLP),
+                _linear("mlp.fc2", VISION_MLP, VISION_HIDDEN),
+            ),
+            _norm("post_layernorm", VISION_HIDDEN),
+        ),
+        **_prefixed(
+            "multi_modal_projector.",
+            _norm("layer_norm", merged),
+            _linear("linear_1", merged, VISION_MLP),
+            _linear("linear_2", VISION_MLP, TEXT_HIDDEN),
+        ),
+    }
+
+
 def _as_mlx_lm(weights: Weights) -> Weights:
     return weights
 
@@ -302,6 +361,20 @@ def _below_model(weights: Weights) -> Weights:
 def _flat(weights: Weights) -> Weights:
     """`model.layers...`, next to `visual`."""
     return {name.removeprefix("language_model."): array for name, array in weights.items()}
+
+
+def _llama4(weights: Weights) -> Weights:
+    """The experts' projections joined, `[experts, in, out]`."""
+    joint = dict(weights)
+    for name in [name for name in weights if name.endswith(".experts.gate_proj.weight")]:
+        experts = name.removesuffix("gate_proj.weight")
+        gate, up, down = (
+            joint.pop(f"{experts}{part}_proj.weight").swapaxes(1, 2)
+            for part in ("gate", "up", "down")
+        )
+        joint[f"{experts}gate_up_proj"] = mx.concatenate([gate, up], axis=-1)
+        joint[f"{experts}down_proj"] = down
+    return joint
 
 
 def _qwen3_5(weights: Weights) -> Weights:
@@ -424,6 +497,59 @@ KIMI_TEMPLATE = (
     "{%- endif -%}{%- endfor -%}{{ '<|im_end|>' }}{%- endif -%}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_assistant|>assistant<|im_middle|>' }}{%- endif -%}"
+)
+LLAMA4_TOKENS = (
+    "<|begin_of_text|>",
+    "<|header_start|>",
+    "<|header_end|>",
+    "<|eot|>",
+    "<|image_start|>",
+    "<|image_end|>",
+    "<|tile_x_separator|>",
+    "<|tile_y_separator|>",
+    "<|image|>",
+    "<|patch|>",
+)
+LLAMA4_TEMPLATE = (
+    "{{- '<|begin_of_text|>' }}"
+    "{%- for message in messages %}"
+    "{{- '<|header_start|>' + message.role + '<|header_end|>\n\n' }}"
+    "{%- if message.content is string %}{{- message.content }}"
+    "{%- else %}{%- for content in message.content %}"
+    "{%- if content.type == 'image' %}{{- '<|image|>' }}"
+    "{%- elif content.type == 'text' %}{{- content.text }}"
+    "{%- endif %}{%- endfor %}{%- endif %}"
+    "{{- '<|eot|>' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}"
+    "{{- '<|header_start|>assistant<|header_end|>\n\n' }}"
+    "{%- endif %}"
+)
+LFM2_TOKENS = (
+    "<|startoftext|>",
+    "<image>",
+    "<|image_start|>",
+    "<|image_end|>",
+    "<|img_thumbnail|>",
+    *(
+        f"<|img_row_{row}_col_{column}|>"
+        for row in range(1, 5)
+        for column in range(1, 5)
+        if row * column <= 4
+    ),
+)
+LFM2_TEMPLATE = (
+    "{{- '<|startoftext|>' }}"
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message.role + '\n' }}"
+    "{%- if message.content is string %}{{- message.content }}"
+    "{%- else %}{%- for item in message.content %}"
+    "{%- if item.type == 'image' %}{{- '<image>' }}"
+    "{%- elif item.type == 'text' %}{{- item.text }}"
+    "{%- endif %}{%- endfor %}{%- endif %}"
+    "{{- '<|im_end|>\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
 QWEN_IDS = {
     "image_token_id": "<|image_pad|>",
@@ -786,8 +912,154 @@ VISION_FAMILIES = {
             "processor_class": "KimiVLProcessor",
         },
     ),
+    "llama4": VisionFamily(
+        text="llama4",
+        config={
+            "image_token_index": "<|patch|>",
+            "boi_token_index": "<|image_start|>",
+            "eoi_token_index": "<|image_end|>",
+        },
+        text_config={},
+        vision_config={
+            "model_type": "llama4_vision_model",
+            "hidden_size": VISION_HIDDEN,
+            "intermediate_size": 4 * VISION_HIDDEN,
+            "num_attention_heads": VISION_HEADS,
+            "num_hidden_layers": VISION_LAYERS,
+            "num_channels": 3,
+            "image_size": 16,
+            "patch_size": 4,
+            "pixel_shuffle_ratio": 0.5,
+            "projector_input_dim": VISION_MLP,
+            "projector_output_dim": VISION_MLP,
+            "vision_output_dim": VISION_MLP,
+            "hidden_act": "gelu",
+            "initializer_range": 0.02,
+            "norm_eps": 1e-5,
+            "projector_dropout": 0.0,
+            "rope_theta": 10000,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "default",
+        },
+        tower=_llama4_tower(),
+        renamed=_llama4,
+        eos="<|eot|>",
+        tokens=LLAMA4_TOKENS,
+        template=LLAMA4_TEMPLATE,
+        preprocessor={
+            **DONE,
+            **HALF_COLOURS,
+            "max_patches": 6,
+            "resample": 2,
+            "rescale_factor": 1 / 255,
+            "resize_to_max_canvas": False,
+            "size": {"height": 16, "width": 16},
+            "image_processor_type": "Llama4ImageProcessorFast",
+            "processor_class": "Llama4Processor",
+        },
+        processor={
+            "patch_size": 4,
+            "pixel_shuffle_ratio": 0.5,
+            "fake_image_token": "<|image|>",
+            "image_token": "<|image|>",
+            "processor_class": "Llama4Processor",
+        },
+    ),
+    "lfm2_vl": VisionFamily(
+        text="lfm2-vl",
+        config={
+            "image_token_id": "<image>",
+            "downsample_factor": 2,
+            "projector_hidden_size": VISION_MLP,
+            "projector_hidden_act": "gelu",
+            "projector_bias": True,
+            "tile_size": 16,
+        },
+        text_config={},
+        vision_config={
+            "model_type": "siglip2_vision_model",
+            "hidden_size": VISION_HIDDEN,
+            "intermediate_size": VISION_MLP,
+            "num_attention_heads": VISION_HEADS,
+            "num_hidden_layers": VISION_LAYERS,
+            "num_patches": 36,
+            "patch_size": 4,
+            "hidden_act": "gelu_pytorch_tanh",
+            "layer_norm_eps": 1e-6,
+            "vision_use_head": False,
+        },
+        tower=_lfm2_tower(),
+        renamed=_as_mlx_lm,
+        eos="<|im_end|>",
+        tokens=LFM2_TOKENS,
+        template=LFM2_TEMPLATE,
+        preprocessor={
+            **DONE,
+            **HALF_COLOURS,
+            "do_image_splitting": True,
+            "downsample_factor": 2,
+            "encoder_patch_size": 4,
+            "max_image_tokens": 12,
+            "min_image_tokens": 4,
+            "max_pixels_tolerance": 2.0,
+            "max_tiles": 4,
+            "min_tiles": 2,
+            "resample": 2,
+            "rescale_factor": 1 / 255,
+            "tile_size": 16,
+            "use_thumbnail": True,
+            "image_processor_type": "Lfm2VlImageProcessorFast",
+            "processor_class": "Lfm2VlProcessor",
+        },
+        processor={"processor_class": "Lfm2VlProcessor"},
+    ),
 }
 """The families, in the order in which they matter. At most 120 tokens stand for an image."""
+
+
+REFUSED_FAMILIES = {
+    "gemma3n": VisionFamily(
+        text="gemma3n",
+        config={
+            "image_token_id": "<image_soft_token>",
+            "boi_token_id": "<start_of_image>",
+            "eoi_token_id": "<end_of_image>",
+            "vision_soft_tokens_per_image": 9,
+        },
+        text_config={},
+        vision_config={
+            "model_type": "gemma3n_vision",
+            "architecture": "mobilenetv5_300m_enc",
+            "hidden_size": VISION_HIDDEN,
+            "vocab_size": 128,
+            "vocab_offset": 256,
+            "rms_norm_eps": 1e-6,
+        },
+        tower={
+            "model.vision_tower.timm_model.conv_stem.conv.weight": (8, 3, 3, 3),
+            "model.embed_vision.embedding.weight": (128, VISION_HIDDEN),
+            "model.embed_vision.embedding_projection.weight": (TEXT_HIDDEN, VISION_HIDDEN),
+        },
+        renamed=_as_mlx_lm,
+        eos="<end_of_turn>",
+        tokens=GEMMA3_TOKENS,
+        template=GEMMA3_TEMPLATE.replace("<start_of_image>", "<image_soft_token>"),
+        preprocessor={
+            **DONE,
+            "do_normalize": False,
+            "image_seq_length": 9,
+            "resample": 2,
+            "rescale_factor": 1 / 255,
+            "size": {"height": 96, "width": 96},
+            "image_processor_type": "SiglipImageProcessorFast",
+            "processor_class": "Gemma3nProcessor",
+        },
+        processor={"image_seq_length": 9, "processor_class": "Gemma3nProcessor"},
+    ),
+}
+"""Families whose text is served and whose images are refused. Of their towers there are some
+weights, to be left out.
+"""
 
 
 def write_vision_checkpoint(
@@ -802,7 +1074,8 @@ def write_vision_checkpoint(
     parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(dir=parent))
     try:
-        _write_files(unfinished, VISION_FAMILIES[name], name, seed, dtype)
+        family = {**VISION_FAMILIES, **REFUSED_FAMILIES}[name]
+        _write_files(unfinished, family, name, seed, dtype)
         unfinished.rename(directory)
     except OSError:
         if not directory.exists():  # another process may have written it first

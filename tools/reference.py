@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from engine.values.settings import Section
 from engine.values.stats import DISK_FAULTS
-from server.metrics.metrics import HTTP, SAMPLE_SUFFIXES, Row
+from server.metrics.metrics import BATCHES, GUARD, HTTP, SAMPLE_SUFFIXES, Row
 from server.metrics.tables import TABLES, vllm_tables
 from server.settings import Settings
 from server.terminal.flags import choices, section_of, value_text
@@ -48,9 +48,10 @@ METRICS_HEAD = """\
 # Metrics
 
 `GET /metrics` serves these in Prometheus' text format, without an API key.
-[monitoring.md](monitoring.md) has the queries and alerts. All metrics but the first three also have
-the label `model`, the model's own name. Histograms also have `_sum` and `_count`. Without a disk
-cache there are no metrics of the disk, and without `kv_events` none of KV events.
+[monitoring.md](monitoring.md) has the queries and alerts. All metrics but those of HTTP, of images
+and of the memory guard also have the label `model`, the model's own name. Histograms also have
+`_sum` and `_count`. Without a disk cache there are no metrics of the disk, without `kv_events` none
+of KV events, and where the machine's memory is not watched none of the guard.
 
 This page is written by `make reference` from `server/metrics/`.
 
@@ -69,7 +70,7 @@ METRICS_NOTES = """
 - `route` is the path's template, or `other` for unknown paths and requests refused before routing.
   Most answers with status 400 never reach an engine and appear in the HTTP metrics only.
 - Reasons of `rootstock_access_refused_total`: `invalid_key`, `role`, `concurrency`,
-  `requests_per_minute`, `tokens_per_minute`, `foreign_host`, `foreign_origin`.
+  `requests_per_minute`, `tokens_per_minute`, `foreign_host`, `foreign_origin`, `memory`.
 - A block shared by eight sequences adds seven to `rootstock_kv_saved_blocks`.
 - Warmed prompts count neither as queries nor as hits of the prefix cache.
 - `rootstock_prefix_hit_ratio` has no sample for a window without lookups.
@@ -90,7 +91,12 @@ def reference() -> dict[Path, str]:
 
 
 def _metrics() -> str:
-    own = [row for rows in (HTTP, *(table.rows for table in TABLES)) for row in rows]
+    own: list[Row[Any]] = [
+        *HTTP,
+        *BATCHES,
+        *GUARD,
+        *(row for table in TABLES for row in table.rows),
+    ]
     vllm = [row for table in vllm_tables({}) for row in table.rows]
     parts = (METRICS_HEAD, METRICS_TABLE, *_families(own), METRICS_NOTES)
     faults = ", ".join(f"`{fault}`" for fault in DISK_FAULTS)

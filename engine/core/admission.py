@@ -13,7 +13,6 @@ from engine.disk_cache.loader import LoadAttempt, LoadOutcome, Prompt
 from engine.values.request import WaitReason
 from kvstore.in_flight import QueuedPrompt
 from kvstore.lease import Lease, Refusal
-from kvstore.slots import NEVER
 from kvstore.store import KVStore
 
 
@@ -111,6 +110,16 @@ class Admission:
                 return victim
         return None
 
+    def defer_background(self) -> None:
+        """Forget which background sequences were refused, and the slot that is reserved for one:
+        they are not due while others are live, and nobody waits for them.
+        """
+        for client, sequence in list(self.refused.items()):
+            if sequence.request.is_background:
+                del self.refused[client]
+        if self._reserved_for is not None and self._next(self._reserved_for) is None:
+            self._reserved_for = None
+
     def withdraw(self, sequence: LiveSequence) -> None:
         """Take a sequence out of the queue."""
         client = sequence.request.client
@@ -152,9 +161,10 @@ class Admission:
 
     def _is_due(self, sequence: LiveSequence) -> bool:
         """Whether the sequence has something to compute that no running lease will provide. In the
-        background one sequence is computed at a time, and only while no other is live.
+        background one prompt is computed at a time, and only while no other sequence is live.
         """
-        if sequence.request.is_background and (self._running or self._sequences.n_foreground):
+        live = self._sequences
+        if sequence.request.is_background and (live.n_foreground or live.prefilling):
             return False
         awaits_last_check = sequence.pending_token is not None and not sequence.max_new_tokens_left
         if _waits_for_first(sequence) or awaits_last_check:
@@ -215,13 +225,12 @@ class Admission:
         if (forkable := _forkable(sequence)) is not None:
             n_tokens = sequence.prompt_tokens - 1
             return self._store.fork(forkable, tokens, n_tokens, reserve_tokens, spare_blocks)
-        shared_tokens = sequence.request.shared_tokens
         lease = self._store.admit(
             sequence.namespace,
             tokens,
             reserve_tokens,
             spare_blocks,
-            NEVER if shared_tokens is None else shared_tokens,
+            sequence.shared_tokens,
             adopts=sequence.can_use_prefix_cache,
         )
         if isinstance(lease, Lease):

@@ -283,7 +283,7 @@ class Commit:
         lease = self._remove(sequence)
         if lease is not None:
             self._store.donate(lease)
-        if self._drafts is not None:
+        if self._drafts is not None and sequence.request.shared_tokens is None:
             self._drafts.ended(sequence.namespace, sequence.tokens, sequence.prompt_tokens)
 
     def _remove(self, sequence: LiveSequence) -> Lease | None:

@@ -384,7 +384,9 @@ class DraftModel:
     def _follow(self, sequence: LiveSequence) -> _DraftState | None:
         """The sequence with a lease of all of its tokens; None if too few blocks are available."""
         if (followed := self._followed.get(sequence.id)) is None:
-            lease = self.store.admit(sequence.namespace, sequence.tokens)
+            lease = self.store.admit(
+                sequence.namespace, sequence.tokens, shared_tokens=sequence.shared_tokens
+            )
             if isinstance(lease, Refusal):
                 return None
             self._cached.pop(sequence.id, None)

@@ -18,18 +18,29 @@ from engine.core.namespace_ids import find_namespace, find_root
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Step
 from engine.core.statistics import forget_cleared
-from engine.core.step import NO_STEP_MASKS, ModelRunner, RunnerLost, StepLost, StorageLost
+from engine.core.step import (
+    NO_STEP_MASKS,
+    GiveBack,
+    ModelRunner,
+    RunnerLost,
+    StepLost,
+    StorageLost,
+)
 from engine.grammar.stage import GrammarStage
 from engine.values.output import OutputEvent
 from engine.values.stats import ALL_TIERS, CacheTier, Cleared
+from kvstore.ops import used_ids
 from kvstore.sizes import StorageBytes
 from kvstore.tokens import root_digest
-from kvstore.types import Namespace
+from kvstore.types import BlockId, Namespace
 
 if TYPE_CHECKING:  # importing zmq takes 80 ms
     from engine.kv_events.publisher import KVEventPublisher
 
 logger = logging.getLogger(__name__)
+
+GIVEN_AT_ONCE = 500
+"""Blocks that are evicted, or whose memory is given back, between two steps."""
 
 CLEARED_AT_ONCE = 500
 """Blocks that a cleared cache gives back between two steps, which takes a millisecond or two."""
@@ -58,8 +69,12 @@ class EngineLoop:
         grammar: GrammarStage | None = None,
         rest: Callable[[], None] | None = None,
         kv_events: "KVEventPublisher | None" = None,
+        give_back: GiveBack | None = None,
     ) -> None:
-        """`rest` is called when there is nothing left to compute, and before work begins again."""
+        """`rest` is called when there is nothing left to compute, and before work begins again.
+        Without `give_back` the storage keeps its memory.
+        """
+        self._give_back = give_back
         self.scheduler = scheduler
         self.metrics = scheduler.metrics
         self._runner = runner
@@ -130,6 +145,46 @@ class EngineLoop:
         if cleared is None and drafts is not None and drafts.forget_cleared(CLEARED_AT_ONCE):
             return Cleared(0, 0)
         return cleared
+
+    def evict(self, n_blocks: int) -> int:
+        """Evict up to `n_blocks` of the least recently used prefixes, a bounded number, and
+        features of images that nothing needs, and give back their memory as far as that needs no
+        copy. Returns how many, 0 if none is left.
+        """
+        scheduler, evicted = self.scheduler, list[BlockId]()
+        store, tree = scheduler.store, scheduler.store.tree
+        self._recount.changed()
+        if scheduler.images is not None:
+            scheduler.images.forget_unneeded()
+        while len(evicted) < min(n_blocks, GIVEN_AT_ONCE) and tree is not None:
+            if (block := tree.evict()) is None:
+                break
+            evicted.append(block)
+        store.counters.evictions += len(evicted)
+        if self._give_back is not None and evicted:
+            used = used_ids(op for _, op in store.ops)
+            blocks = [block for block in evicted if block not in used]
+            self._give_back.release(blocks, [()] * len(store.groups))
+        return len(evicted)
+
+    def give_back(self, first: int) -> int | None:
+        """Give memory of the storage back, of a bounded number of free blocks and slots, from the
+        one at place `first` on. Returns the place to go on at; None: nothing is left to do.
+        """
+        if self._give_back is None:
+            return None
+        store, end = self.scheduler.store, first + GIVEN_AT_ONCE
+        store.pool.sort_free()
+        used = used_ids(op for _, op in store.ops)  # an op may read a block that is free by now
+        blocks = [block for block in store.pool.free_blocks() if block not in used]
+        slots = [
+            [slot for slot in group.slots.free_slots() if slot not in used]
+            for group in store.groups
+        ]
+        if not first:
+            self._give_back.shrink(blocks)
+        self._give_back.release(blocks[first:end], [each[first:end] for each in slots])
+        return end if end < max([len(blocks), *map(len, slots)]) else None
 
     @property
     def namespaces(self) -> frozenset[Namespace]:

@@ -170,7 +170,11 @@ class Metrics:
         return self._pace.seconds_until_left(n, self.now())
 
     def token(self, sequence: LiveSequence, now: float) -> None:
-        """Count a token of the sequence that is emitted at `now`."""
+        """Count a token of the sequence that is emitted at `now`. For one in the background nobody
+        waits.
+        """
+        if sequence.request.is_background:
+            return
         last = sequence.last_token_seconds
         if last is None:
             self.first_token_seconds.observe(now - sequence.arrived_seconds)

@@ -98,10 +98,8 @@ def _option_problems(request: Request, limits: Limits) -> Iterator[tuple[str, st
                 "n 1, and prompt_logprobs unset",
                 "pooling",
             )
-    if request.is_background and (request.max_tokens or request.n != 1):
-        yield "a background request must have max_tokens 0 and n 1", "max_tokens"
-    if request.pin and not request.is_background:
-        yield "only a background request can be pinned", "pin"
+    if request.pin and (not request.is_background or request.max_tokens or request.n != 1):
+        yield "only a background request with max_tokens 0 and n 1 can be pinned", "pin"
     if not 0 <= sampling.min_tokens <= request.max_tokens:
         yield (
             f"min_tokens is {sampling.min_tokens}; it must be between 0 and max_tokens "

@@ -171,7 +171,8 @@ class Scheduler:
         limits, n_rows = self._limits, max(self.sequences.n_foreground, len(self.running))
         rows = min(n_rows, limits.max_running)
         budget = StepBudget(self.costs, limits.step_stretch, rows, limits.step_tokens)
-        step = Step(StepPlan(next(self._numbers)), budget, limits.step_tokens)
+        most_tokens = self.sequences.step_tokens(limits.step_tokens)
+        step = Step(StepPlan(next(self._numbers)), budget, most_tokens)
         if self._had_turns or self.sequences.has_waiting:
             self.waiting.begin_step()
             self._had_turns = False
@@ -256,19 +257,17 @@ class Scheduler:
             self.metrics.client_preemptions += 1
 
     def _preempt_background(self, step: Step) -> None:
-        """Preempt background sequences while others are live. A background sequence in a step in
-        flight is preempted after that step, so that its result is not lost.
-        """
+        """Preempt background sequences while others are live, each after its step in flight."""
         if self.sequences.n_foreground:
+            self._admission.defer_background()
             for sequence in [one for one in self.running if one.request.is_background]:
                 if sequence.status is Status.RUNNING and not _is_in_flight(sequence):
                     self._preempt(sequence, step)
 
     def _may_prefill(self, sequence: LiveSequence) -> bool:
         """Whether the step may prefill a running sequence; in the background one step at a time."""
-        if not sequence.request.is_background:
-            return True
-        return not (self.sequences.n_foreground or _is_in_flight(sequence))
+        is_busy = self.sequences.n_foreground or _is_in_flight(sequence)
+        return not (sequence.request.is_background and is_busy)
 
     def _add_decodes(self, step: Step) -> None:
         """Add one token of each sequence that decodes or has one known token left. The limits
@@ -277,6 +276,8 @@ class Scheduler:
         prefilling = filter(self._may_prefill, self.sequences.prefilling)
         lasts = [one for one in prefilling if one.unplanned_tokens == 1]
         decoding = [*self.sequences.decoding, *lasts]
+        if self.sequences.n_background and self.sequences.n_foreground:
+            decoding = [one for one in decoding if not one.request.is_background]
         if self.store.available_blocks < len(decoding):  # some may be refused a block
             decoding = by_rows(decoding, self.running)
         n_rows = n_keys = n_listed = 0

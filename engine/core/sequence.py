@@ -30,6 +30,7 @@ from engine.values.request import Pooling, Request
 from engine.values.stats import DraftSource
 from kvstore.in_flight import QueuedPrompt
 from kvstore.lease import Lease
+from kvstore.slots import NEVER
 from kvstore.tokens import Digest, Tokens
 from kvstore.types import Namespace
 
@@ -141,6 +142,12 @@ class LiveSequence:
     def can_use_prefix_cache(self) -> bool:
         """False if the logits or the hidden state of every prompt token are needed."""
         return not self.lacks_scores and self.request.pooling in {None, Pooling.LAST}
+
+    @property
+    def shared_tokens(self) -> int:
+        """How many of its first tokens may be cached."""
+        asked = self.request.shared_tokens
+        return NEVER if asked is None else asked
 
     @property
     def vector(self) -> Vector | None:
@@ -343,6 +350,12 @@ class LiveSequences:
             self.decoding.pop(sequence, None)
         return lease
 
+    def step_tokens(self, limit: int) -> int:
+        """The most tokens of a step, of `limit`: fewer where all sequences are background ones."""
+        if self.n_foreground:
+            return limit
+        return max(limit // BACKGROUND_SHARE, len(self.running) + 1)
+
     def wait_for_grammar(self, sequence: LiveSequence) -> bool:
         """Add the sequence to `unanswered` if its grammar has yet to answer. True if it has."""
         if sequence.unanswered is None:
@@ -362,8 +375,8 @@ BEGINNING_TOKENS = 16
 """A prompt is admitted to a step that has time for this many of its tokens."""
 
 BACKGROUND_SHARE = 4
-"""A step that computes in the background has at most this part of a step's tokens. A request that
-arrives meanwhile waits for that step, and for no other.
+"""A step of background sequences alone has at most this part of a step's tokens, and a token for
+each that decodes. A request that arrives meanwhile waits for the steps in flight, and for no other.
 """
 
 
@@ -436,8 +449,6 @@ class Step:
         if wanted == 1:
             return 1
         wanted = min(wanted, self.budget_tokens)
-        if sequence.request.is_background:
-            wanted = min(wanted, max(self.budget_tokens // BACKGROUND_SHARE, 1))
         scored = 1.0 if sequence.lacks_scores else 0.0
         return self.budget.chunk_tokens(sequence.planned_tokens, wanted, scored)
 

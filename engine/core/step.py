@@ -11,7 +11,7 @@ next step would gain more than the overlap.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from types import MappingProxyType
@@ -28,6 +28,7 @@ from engine.values.stats import DecodeStats, MemoryStats
 from engine.values.tokens import NO_TOKENS, PackedTokens
 from kvstore.ops import Parts, ReadBlock, StepOp, StorageOp, TablePatch, When
 from kvstore.sizes import StorageBytes, StorageSizes
+from kvstore.types import BlockId, SlotId
 
 SequenceId = NewType("SequenceId", int)
 """Identifies a sequence. Never used twice while the engine runs; later ids are higher."""
@@ -362,6 +363,20 @@ class DraftStorage:
     cost_share: float
 
 
+class GiveBack(NamedTuple):
+    """Gives memory of the storage back to the system. Used on the engine thread, while no op waits
+    to be planned.
+
+    `shrink` gets all free blocks. Where the storage grows with its use, the next step, or the next
+    rest, cuts off those after the last block in use, if they are worth the copy of all others.
+    `release` gets free blocks, and free slots of each group, and gives their memory back where
+    that needs no copy. It waits for the steps in flight.
+    """
+
+    shrink: Callable[[Collection[BlockId]], None]
+    release: Callable[[Sequence[BlockId], Sequence[Sequence[SlotId]]], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """The parts of a loaded model that the engine needs."""
@@ -378,5 +393,7 @@ class Backend:
     memory: Callable[[], MemoryStats]  # on any thread
     decode: Callable[[], DecodeStats]  # on any thread
     rest: Callable[[], None]  # work that is left until there is nothing to compute
+    give_back: GiveBack
+    release_unused: Callable[[], None]  # memory that nothing uses, to the system; on any thread
     release_thread: Callable[[], None]  # frees MLX's memory of the thread; the last call on it
     draft: DraftStorage | None = None  # None: there is no draft model

@@ -33,6 +33,9 @@ from kvstore.types import Namespace
 EVICTED_NODES = 4
 """Nodes next to be evicted that are written once less than 1 / FREE_SHARE of the blocks is free."""
 
+COLDEST_NODES = 64
+"""Nodes that are written before memory is given back."""
+
 FREE_SHARE = 16
 
 BUFFER_BYTES = 64 * MIB
@@ -142,6 +145,10 @@ class DiskCache:
         for read in reads:
             self._store.read(read)
         return bool(reads)
+
+    def save_coldest(self) -> None:
+        """Have the next nodes to be evicted written, by steps that follow."""
+        self._writer.save_evictable(COLDEST_NODES)
 
     def observe(self, loading_steps: Collection[int], number: int, seconds: float) -> None:
         """Learn from a step that was delayed for `seconds` by its reads and by the fills of the

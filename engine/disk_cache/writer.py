@@ -189,7 +189,7 @@ class DiskWriter:
                     self._schedule(node, self._save_at(node))
                 case Change.SPLIT if lower is not None and node.save_at is not None:
                     self._schedule(lower, node.save_at)
-                case Change.ADOPTED:
+                case Change.ADOPTED if node.hashes:  # it has not been evicted since
                     for above in islice(node.path(), HASTENED_LEVELS):
                         self._hasten(above)
                     self._disk.touch(node.hashes)

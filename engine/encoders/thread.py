@@ -72,6 +72,7 @@ class EncoderParts:
     card: ModelCard
     limits: Limits
     memory: Callable[[], MemoryStats]  # on any thread
+    release_unused: Callable[[], None]  # memory that nothing uses, to the system; on any thread
     release_thread: Callable[[], None]  # the last call on that thread
 
 
@@ -214,6 +215,10 @@ class EncoderThread:
         self, namespace_id: str | None = None, tiers: frozenset[CacheTier] = ALL_TIERS
     ) -> Cleared:
         return Cleared(0, 0)
+
+    async def give_back(self, evicted_share: float) -> int:
+        await asyncio.to_thread(self._parts.release_unused)
+        return 0
 
     async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
         requests = await self.requests()

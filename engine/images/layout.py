@@ -5,10 +5,11 @@ Reads the checkpoint's files alone, and imports neither MLX, Pillow nor transfor
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,16 @@ from engine.api import ModelError, one_line
 from engine.values.images import Image, PreparedImage
 
 MAX_ASPECT_RATIO = 200
-"""Qwen's processor refuses images that are longer."""
+"""Qwen's processor refuses images that are longer; LFM2-VL's gives them ever more tokens."""
 
 MAX_KIMI_PATCHES = 511
 """Of a side, which Kimi-VL's processor takes."""
+
+LFM2_TOKENS = {"min": 64, "max": 256}
+LFM2_TILE, LFM2_TILES = 512, {"min": 2, "max": 10}
+"""What LFM2-VL's processor has by default: the tokens of an image, the pixels of a tile's side, and
+the tiles of an image.
+"""
 
 Settings = Mapping[str, Any]
 """The settings of an image processor, by the names that transformers gives them."""
@@ -35,6 +42,8 @@ class ImageFamily(Enum):
     GEMMA3 = "gemma3"  # one size, 256 tokens
     GEMMA4 = "gemma4"  # patches of a number that is near one of five
     KIMI = "kimi"  # Kimi-VL: patches of any number
+    LLAMA4 = "llama4"  # tiles of one size, and the whole image in one
+    LFM2 = "lfm2"  # LFM2-VL: tiles of one size where it is large, and the whole image, any number
 
 
 _FAMILIES = {
@@ -49,7 +58,35 @@ _FAMILIES = {
     "gemma3": ImageFamily.GEMMA3,
     "gemma4": ImageFamily.GEMMA4,
     "kimi_vl": ImageFamily.KIMI,
+    "llama4": ImageFamily.LLAMA4,
+    "lfm2-vl": ImageFamily.LFM2,
+    "lfm2_vl": ImageFamily.LFM2,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The tokens of an image that is shown in tiles, row by row, and then as a whole.
+
+    Each tile has `n_parts` tokens that stand for its parts, and one of `marks` before them, by its
+    row and column; `{}`: none. A token `column_end` stands between two tiles of a row, and
+    `row_end` after each row. `before` the tiles and before the `whole` image are other tokens.
+    """
+
+    most: int  # tiles of an image
+    n_parts: int
+    before: tuple[int, ...]
+    whole: tuple[int, ...]
+    marks: Mapping[tuple[int, int], int]
+    column_end: tuple[int, ...] = ()
+    row_end: tuple[int, ...] = ()
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of an image before its parts as a whole."""
+        n_ends = max(len(self.column_end), len(self.row_end))
+        n_each = bool(self.marks) + self.n_parts + n_ends
+        return len(self.before) + self.most * n_each + len(self.whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +95,8 @@ class ImageLayout:
 
     In place of a `placeholder`, which the chat template writes once for each image, a prompt has
     the tokens `before`, a token `part` for each square of `merge` x `merge` patches, row by row,
-    and the tokens `after`. A token `row_end` stands between two rows.
+    and the tokens `after`. A token `row_end` stands between two rows. An image may also be shown in
+    `tiles`; then its grid begins with the rows and the columns of tiles.
     """
 
     placeholder: int
@@ -69,23 +107,46 @@ class ImageLayout:
     row_end: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     is_whole: bool = False  # the parts see each other
+    tiles: Tiles | None = None
 
     def prepared(self, digest: bytes, grid: tuple[int, ...], file: str) -> PreparedImage:
         """The image whose array is in `file`, with its tokens. Its `grid` ends with the rows and
         the columns of patches. Raises ValueError for a grid that no image of the checkpoint has.
         """
-        *times, patch_rows, patch_columns = grid
-        rows, columns = math.prod(times) * (patch_rows // self.merge), patch_columns // self.merge
-        n_around = len(self.before) + len(self.after) + len(self.row_end) * (rows - 1)
-        if min(grid) < 1 or not 0 < rows * columns <= self.max_tokens - n_around:
+        *first, patch_rows, patch_columns = grid
+        rows, columns = patch_rows // self.merge, patch_columns // self.merge
+        n_rows = rows if self.tiles is not None else math.prod(first) * rows
+        n_around = len(self.before) + len(self.after) + len(self.row_end) * (n_rows - 1)
+        if min(grid) < 1 or not 0 < n_rows * columns <= self.max_tokens - n_around:
             raise ValueError(f"no image has a grid of {grid} patches")
-        row = (self.part,) * columns
-        tokens = (*self.before, *(row + self.row_end) * (rows - 1), *row, *self.after)
-        runs: tuple[tuple[int, int], ...] = ((len(self.before), rows * columns),)
-        if self.row_end:
-            step = columns + len(self.row_end)
-            runs = tuple((len(self.before) + at * step, columns) for at in range(rows))
-        return PreparedImage(Image(digest, runs, grid, file, self.is_whole), tokens)
+        tokens, runs = list(self.before), list[tuple[int, int]]()
+        if self.tiles is not None:
+            tokens, runs = self._tiled(self.tiles, first)
+        n_rows, columns = (n_rows, columns) if self.row_end else (1, n_rows * columns)
+        for row in range(n_rows):
+            tokens += self.row_end if row else ()
+            runs.append((len(tokens), columns))
+            tokens += (self.part,) * columns
+        tokens += self.after
+        if len(tokens) > self.max_tokens:
+            raise ValueError(f"no image has a grid of {grid} patches")
+        return PreparedImage(Image(digest, tuple(runs), grid, file, self.is_whole), tuple(tokens))
+
+    def _tiled(self, tiles: Tiles, first: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens before the parts of the whole image, and the runs among them."""
+        rows, columns = first
+        if rows * columns > tiles.most:
+            raise ValueError(f"no image has {rows} x {columns} tiles")
+        if rows * columns == 1:
+            return list(self.before), []
+        tokens, runs = list(tiles.before), list[tuple[int, int]]()
+        for row, column in product(range(rows), range(columns)):
+            if tiles.marks:
+                tokens.append(tiles.marks[row, column])
+            runs.append((len(tokens), tiles.n_parts))
+            tokens += (self.part,) * tiles.n_parts
+            tokens += tiles.row_end if column == columns - 1 else tiles.column_end
+        return tokens + list(tiles.whole), runs
 
 
 def image_layout(checkpoint: Path) -> ImageLayout | None:
@@ -137,8 +198,10 @@ class CheckpointImages:
         """The pixels of a patch's side, as the tower divides an image."""
         if self.family is ImageFamily.PIXTRAL:
             return self._pixtral_patch
-        if self.family is ImageFamily.GEMMA3:
+        if self.family in (ImageFamily.GEMMA3, ImageFamily.LLAMA4):
             return int(self._vision["patch_size"])
+        if self.family is ImageFamily.LFM2:
+            return int(self.settings.get("encoder_patch_size", 16))
         return int(self.settings.get("patch_size", 16 if self.family is ImageFamily.GEMMA4 else 14))
 
     def layout(self) -> ImageLayout:
@@ -149,6 +212,8 @@ class CheckpointImages:
             ImageFamily.GEMMA3: self._gemma3,
             ImageFamily.GEMMA4: self._gemma4,
             ImageFamily.KIMI: self._kimi,
+            ImageFamily.LLAMA4: self._llama4,
+            ImageFamily.LFM2: self._lfm2,
         }
         try:
             return make[self.family]()
@@ -163,15 +228,9 @@ class CheckpointImages:
         size = settings.get("size") or {}
         least = settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56
         most = settings.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
-        side = self.patch_size * merge
-        grown = least / side**2  # of an image that was too small, before its sides are rounded up
-        n_tokens = (
-            most // side**2,
-            math.isqrt(MAX_ASPECT_RATIO * most) // side,  # one row
-            math.floor(grown + math.sqrt(grown / MAX_ASPECT_RATIO) * (MAX_ASPECT_RATIO + 1) + 1),
-        )
         token = int(self.config["image_token_id"])
-        return ImageLayout(token, token, merge, max(n_tokens))
+        max_tokens = _most_resized(least, most, self.patch_size * merge)
+        return ImageLayout(token, token, merge, max_tokens)
 
     def _pixtral(self) -> ImageLayout:
         side = self._pixtral_patch * self._pixtral_merge
@@ -234,6 +293,65 @@ class CheckpointImages:
         token = int(_first(self.config, "media_placeholder_token_id", "image_token_index"))
         return ImageLayout(token, token, merge, n_tokens)
 
+    def _llama4(self) -> ImageLayout:
+        merge = round(1 / float(self._vision["pixel_shuffle_ratio"]))
+        side = int(self._vision["image_size"]) // self.patch_size // merge
+        start, image, end, column_end, row_end = (
+            self._token_of(f"<|{name}|>")
+            for name in (
+                "image_start",
+                "image",
+                "image_end",
+                "tile_x_separator",
+                "tile_y_separator",
+            )
+        )
+        tiles = Tiles(
+            int(self.settings.get("max_patches", 16)),
+            side**2,
+            before=(start,),
+            whole=(image,),
+            marks={},
+            column_end=(column_end,),
+            row_end=(row_end,),
+        )
+        return ImageLayout(
+            image,
+            int(_first(self.config, "image_token_index", "image_token_id")),
+            merge,
+            tiles.max_tokens + side**2 + 1,
+            before=(start, image),
+            after=(end,),
+            tiles=tiles,
+        )
+
+    def _lfm2(self) -> ImageLayout:
+        settings = self.settings
+        merge = int(settings.get("downsample_factor", 2))
+        least, most = (int(settings.get(f"{m}_image_tokens", n)) for m, n in LFM2_TOKENS.items())
+        before, whole, after = tuple[int, ...](), tuple[int, ...](), tuple[int, ...]()
+        has_marks = bool(self._processor.get("use_image_special_tokens", True))
+        if has_marks:
+            names = "<|image_start|>", "<|img_thumbnail|>", "<|image_end|>"
+            before, whole, after = ((self._token_of(name),) for name in names)
+        tiles = None
+        if settings.get("do_image_splitting", True):
+            if not settings.get("use_thumbnail", True):
+                raise ValueError("images in tiles alone (use_thumbnail)")
+            n_tiles = int(settings.get("max_tiles", LFM2_TILES["max"]))
+            n_parts = (int(settings.get("tile_size", LFM2_TILE)) // self.patch_size // merge) ** 2
+            rows = range(n_tiles if has_marks else 0)
+            marks = {
+                (row, column): self._token_of(f"<|img_row_{row + 1}_col_{column + 1}|>")
+                for row in rows
+                for column in range(n_tiles // (row + 1))
+            }
+            tiles = Tiles(n_tiles, n_parts, before=before, whole=whole, marks=marks)
+        token = int(_first(self.config, "image_token_id", "image_token_index"))
+        n_around = (len(before) if tiles is None else tiles.max_tokens) + len(after)
+        max_tokens = _most_resized(least, most, 1) + n_around
+        return ImageLayout(token, token, merge, max_tokens, before, after=after, tiles=tiles)
+
     @property
     def _vision(self) -> Settings:
         found = self.config.get("vision_config")
@@ -267,6 +385,18 @@ class CheckpointImages:
             return Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing more specific
             raise ModelError(f"{file} cannot be read: {one_line(error)}") from error
+
+
+def _most_resized(least: int, most: int, side: int) -> int:
+    """The most squares of an image that is resized to between `least` and `most` pixels, in whole
+    squares of `side` pixels, with sides in the ratio of MAX_ASPECT_RATIO at most.
+    """
+    grown = least / side**2  # of an image that was too small, before its sides are rounded up
+    return max(
+        most // side**2,
+        math.isqrt(MAX_ASPECT_RATIO * most) // side,  # one row
+        math.floor(grown + math.sqrt(grown / MAX_ASPECT_RATIO) * (MAX_ASPECT_RATIO + 1) + 1),
+    )
 
 
 def read_object(file: Path) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from engine.images.decode import MAX_ENCODED_BYTES, UnreadableImage, decode
-from engine.images.processors import Array, Processor
+from engine.images.pixels import Array
+from engine.images.processors import Processor
 from engine.images.wire import (
     MAX_ARRAY_BYTES,
     MEMORY_BYTES,

@@ -8,9 +8,10 @@ from importlib import metadata
 from pathlib import Path
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from engine.api import ModelError, Report, one_line
-from engine.core.step import Backend, DraftStorage
+from engine.core.step import Backend, DraftStorage, GiveBack
 from engine.images.packages import describe_packages
 from engine.mlx_backend import host
 from engine.mlx_backend.blas import Blas
@@ -40,15 +41,10 @@ from engine.mlx_backend.loading.loader import (
     template_kind,
 )
 from engine.mlx_backend.loading.locate import find_checkpoint
-from engine.mlx_backend.loading.memory import (
-    MemoryPlan,
-    footprint,
-)
+from engine.mlx_backend.loading.memory import MemoryPlan, footprint
 from engine.mlx_backend.loading.purpose import Body, find_purpose, sampling_defaults
 from engine.mlx_backend.loading.selfcheck import check_bytes, measured_token_bytes
-from engine.mlx_backend.loading.workspace import (
-    attention_workspace,
-)
+from engine.mlx_backend.loading.workspace import attention_workspace
 from engine.mlx_backend.model.attention import Attention, RowByRowAttention, gathered_padding_keys
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.patches import rope_digest
@@ -216,7 +212,8 @@ def assemble_opened(
     launch = Launch.on(mx.default_device())
     decode = _decode_path(config, opened, model, problem, report)
     report(f"decode: {decode.why}")
-    meter = host.MemoryMeter(plan.memory, plan.step_bytes, opened.used_bytes)
+    kept = partial(storage.kept, _n_weights(loaded))
+    meter = host.MemoryMeter(plan.memory, plan.step_bytes, opened.used_bytes, kept=kept)
     sampler = Sampler(layout.vocab_size)
     draft_runner, draft_storage = _load_draft(config, opened, plan, decode, report)
     runner = MlxRunner(
@@ -261,7 +258,9 @@ def assemble_opened(
         part_bytes=storage.part_bytes,
         memory=meter.stats,
         decode=partial(_decode_stats, decode, execution.attention),
-        rest=runner.grow_ahead,
+        rest=runner.resize_ahead,
+        give_back=GiveBack(storage.shrink, runner.give_back),
+        release_unused=host.release_unused,
         release_thread=release_thread,
         draft=draft_storage,
     )
@@ -405,10 +404,16 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
             card=_planned_card(config, opened, plan, blas),
             memory=plan.memory,
             attention=opened.choice.trials,
+            arrays=plan.array_counts(_n_weights(opened.loaded), opened.loaded.layout),
         )
     except Exception as error:  # the words that `load_backend` would have
         problem = str(error) if isinstance(error, ModelError) else one_line(error)
         return replace(report, problem=problem)
+
+
+def _n_weights(loaded: LoadedModel) -> int:
+    """The number of arrays of a model's weights, read or not."""
+    return len(tree_flatten(loaded.model.parameters()))
 
 
 def attentions(name: str, loaded: LoadedModel) -> tuple[Attention, ...]:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import psutil
 
+from engine.process.cgroups import lines, memory_groups, number
 from engine.process.footprint import footprint_bytes
 from engine.values.stats import MemoryStats, ModelMemory
 
@@ -124,38 +125,15 @@ def limit_allocator(memory_bytes: int, cache_bytes: int) -> None:
         mx.set_wired_limit(min(memory_bytes, device_memory_bytes(mx.device_info())))
 
 
-class _Hierarchy(NamedTuple):
-    """Files of one version of Linux's control groups. Their numbers are bytes."""
-
-    mount: str
-    limits: tuple[str, ...]
-    used: str
-    file_cache: tuple[str, ...]  # keys in memory.stat of cached files, which the kernel can drop
-
-
-_CGROUP_V1 = _Hierarchy(
-    "sys/fs/cgroup/memory",
-    ("memory.limit_in_bytes",),
-    "memory.usage_in_bytes",
-    ("total_inactive_file", "total_active_file"),
-)
-_CGROUP_V2 = _Hierarchy(
-    "sys/fs/cgroup",
-    ("memory.max", "memory.high"),
-    "memory.current",
-    ("inactive_file", "active_file"),
-)
-
-
 def host_memory() -> HostMemory:
     """The memory that this process may use now: within its control groups, `ulimit -v`, and the
     kernel's commit limit where overcommitting is forbidden.
     """
     memory, root = psutil.virtual_memory(), Path("/")
     total, left = within_cgroups(HostMemory(memory.total, memory.available), root)
-    if _number(root / "proc/sys/vm/overcommit_memory") == 2:
-        lines = (line.split() for line in _lines(root / "proc/meminfo"))
-        kibibytes = {words[0]: int(words[1]) for words in lines}
+    if number(root / "proc/sys/vm/overcommit_memory") == 2:
+        words = (line.split() for line in lines(root / "proc/meminfo"))
+        kibibytes = {each[0]: int(each[1]) for each in words}
         left = min(left, 1024 * (kibibytes["CommitLimit:"] - kibibytes["Committed_AS:"]))
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if address_space != resource.RLIM_INFINITY:
@@ -170,45 +148,11 @@ def within_cgroups(memory: HostMemory, root: Path) -> HostMemory:
     any group above the process's own.
     """
     total, left = memory
-    for hierarchy, group in _groups(root):
-        limit = min(_number(group / name) for name in hierarchy.limits)
-        if limit < memory.total_bytes:
-            counts = (line.split() for line in _lines(group / "memory.stat"))
-            cached = sum(int(count) for name, count in counts if name in hierarchy.file_cache)
+    for group in memory_groups(root):
+        if (limit := group.limit_bytes()) < memory.total_bytes:
             total = min(total, limit)
-            left = min(left, limit - (_number(group / hierarchy.used) - cached))
+            left = min(left, limit - group.used_bytes())
     return HostMemory(total, max(left, 0))
-
-
-def _groups(root: Path) -> Iterator[tuple[_Hierarchy, Path]]:
-    """The directories of this process's groups and of all groups above them."""
-    for line in _lines(root / "proc/self/cgroup"):  # such as 4:memory:/user.slice, or 0::/
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            hierarchy = _CGROUP_V2
-        elif "memory" in controllers.split(","):
-            hierarchy = _CGROUP_V1
-        else:
-            continue
-        own = PurePosixPath(path)
-        for group in (own, *own.parents):
-            yield hierarchy, root / hierarchy.mount / group.relative_to("/")
-
-
-def _number(file: Path) -> int:
-    """The only number in a file; `sys.maxsize` if the file contains "max" or does not exist."""
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return sys.maxsize
-
-
-def _lines(file: Path) -> list[str]:
-    """The lines of a file; none if it cannot be read."""
-    try:
-        return file.read_text().splitlines()
-    except OSError:
-        return []
 
 
 def process_bytes(open_library: Callable[[], Any] = lambda: ctypes.CDLL(None)) -> int:
@@ -239,6 +183,29 @@ QUIET_SECONDS = 600.0
 """The least time between two warnings."""
 
 
+class KeptArrays(NamedTuple):
+    """The arrays that a model keeps between steps, and the bytes of recurrent states in them."""
+
+    n_arrays: int
+    state_bytes: int
+
+
+def most_arrays() -> int:
+    """The buffers that the device allows a process; 0 where it states no limit. Metal's allocator
+    refuses memory beyond them, however little is in use.
+    """
+    return int(mx.device_info().get("resource_limit", 0)) if mx.metal.is_available() else 0
+
+
+def release_unused() -> None:
+    """Give the memory that nothing uses back to the system: buffers that MLX keeps for the next
+    step, and of glibc's allocator the free parts of its pages. Any thread may call it.
+    """
+    mx.clear_cache()
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 class MemoryMeter:
     """Measures the memory of each step, and compares it with what was reserved."""
 
@@ -248,10 +215,14 @@ class MemoryMeter:
         step_bytes: int,
         used_bytes: int,
         clock: Callable[[], float] = time.monotonic,
+        kept: Callable[[], KeptArrays] | None = None,
     ) -> None:
         """`step_bytes`: the most that a step may take in addition to what is kept between steps.
-        `used_bytes`: what MLX's allocator had given out before the model was loaded.
+        `used_bytes`: what MLX's allocator had given out before the model was loaded. `kept` is
+        called on any thread; None: the model keeps nothing but its weights.
         """
+        self._kept = kept
+        self._most_arrays = 0 if kept is None else most_arrays()
         self._planned = planned
         self._step_bytes = step_bytes
         self._used_bytes = used_bytes
@@ -281,9 +252,13 @@ class MemoryMeter:
     def stats(self) -> MemoryStats:
         """The memory now. Any thread may call it."""
         resident, total = process_bytes(), self._planned.total_bytes
+        kept = KeptArrays(0, 0) if self._kept is None else self._kept()
         return MemoryStats(
             replace(self._planned, process_bytes=resident, total_bytes=max(total, resident)),
             active=mx.get_active_memory() - self._used_bytes,
             cached=mx.get_cache_memory(),
             peak=max(self._peak, mx.get_peak_memory()) - self._used_bytes,
+            states=kept.state_bytes,
+            arrays=kept.n_arrays,
+            most_arrays=self._most_arrays,
         )

@@ -43,6 +43,7 @@ from engine.mlx_backend.submitted_step import (
 )
 from engine.mlx_backend.vision.tower import ImageEncoder
 from kvstore.ops import CopyBlock, FillBlock, When
+from kvstore.types import BlockId, SlotId
 
 
 class Launch(Enum):
@@ -139,7 +140,7 @@ class MlxRunner:
         self._batch.change(plan)
         try:
             if not self._storage.has_room_for(plan):
-                self._grow()
+                self._resize()
             self._in_flight.append(self._begin(plan))
         except Exception as error:
             self._settle(error)
@@ -280,27 +281,40 @@ class MlxRunner:
         except Exception as why:
             raise RunnerLost(f"the KV cache cannot be made anew: {why}") from why
 
-    def grow_ahead(self) -> None:
-        """Let the arena grow if a step may soon need that: while the engine is idle nobody waits
-        for it. Raises RunnerLost where that fails.
+    def resize_ahead(self) -> None:
+        """Resize the arena if a step may soon need that, or memory is to be given back: while the
+        engine is idle nobody waits for it. Raises RunnerLost where that fails.
         """
-        if self._storage.is_nearly_full():
-            self._grow()
+        if self._storage.should_resize():
+            self._resize()
 
-    def _grow(self) -> None:
-        """Let the arena grow, and forget what was traced for its smaller planes. Raises RunnerLost
-        where that fails: some layers may have grown.
+    def give_back(self, blocks: Sequence[BlockId], slots: Sequence[Sequence[SlotId]]) -> None:
+        """Give back memory of blocks, and of slots of each group, that nobody uses. No op waits to
+        be executed. Waits for what is in flight.
         """
+        self._wait()
+        mx.eval(self._storage.arrays())
+        self._storage.give_back(blocks, slots)
+        mx.eval(self._storage.arrays())  # states that were moved still refer to where they were
+
+    def _resize(self) -> None:
+        """Let the arena grow or shrink, and forget what was traced for its planes. Raises
+        RunnerLost where that fails: some layers may have been resized.
+        """
+        self._wait()
+        try:
+            self._storage.resize()
+        except Exception as error:
+            raise RunnerLost(f"the KV cache cannot be resized: {error}") from error
+        if self._decode_path is not None and self._decode_path.compiled is not None:
+            self._decode_path.compiled.forget_traces()
+
+    def _wait(self) -> None:
+        """Wait for all that is in flight."""
         for step in self._in_flight:
             with self._computing(step):
                 mx.eval(step.awaited)
         mx.synchronize()
-        try:
-            self._storage.grow()
-        except Exception as error:
-            raise RunnerLost(f"the KV cache cannot grow: {error}") from error
-        if self._decode_path is not None and self._decode_path.compiled is not None:
-            self._decode_path.compiled.forget_traces()
 
     def _build_forwards(self, step: SubmittedStep, plan: StepPlan) -> Iterator[PendingForward]:
         """All forwards of the step, each to be launched before the next is built."""

@@ -36,6 +36,7 @@ class Calls:
     prepare_image = Call(Engine.prepare_image)
     stats = Call(Engine.stats)
     clear_cache = Call(Engine.clear_cache)
+    give_back = Call(Engine.give_back)
     probe = Call(Engine.probe)
     requests = Call(Engine.requests)
     tree = Call(Engine.tree)

@@ -41,6 +41,9 @@ from engine.values.stats import (
 from engine.values.tokens import PackedTokens
 from engine.values.tree import NodeTokens, TreeChanges, TreeSnapshot
 
+GIVE_BACK_SECONDS = 10.0
+"""How long `give_back` waits for a process: for steps in between, and for writes to disk."""
+
 ANSWER_SECONDS = 1.0
 """How long `stats`, `requests` and `tree` wait for a process, which may have been stopped from
 outside.
@@ -300,6 +303,10 @@ class RemoteEngine:
         self, namespace_id: str | None = None, tiers: frozenset[CacheTier] = ALL_TIERS
     ) -> Cleared:
         return await self.connection.call(Calls.clear_cache, namespace_id, tiers)
+
+    async def give_back(self, evicted_share: float) -> int:
+        async with asyncio.timeout(GIVE_BACK_SECONDS):
+            return await self.connection.call(Calls.give_back, evicted_share)
 
     async def probe(
         self,

@@ -257,8 +257,8 @@ class Request:
     constraint: Constraint | None = None
     thinking_budget: ThinkingBudget | None = None
     pooling: Pooling | None = None  # with max_tokens 0: a vector is made of the prompt
-    shared_tokens: int | None = None  # of the prompt, that others begin with; None: cache all of it
-    is_background: bool = False  # with max_tokens 0: computed only while no other request is live
-    pin: bool = False  # with is_background: the prompt is not evicted from the cache afterwards
+    shared_tokens: int | None = None  # of the prompt, that are cached; None: all, and the output
+    is_background: bool = False  # computed only while no request is live that is not
+    pin: bool = False  # with is_background and max_tokens 0: the prompt is not evicted afterwards
     images: tuple[Image, ...] = ()  # of the prompt, in the order of their positions
     reports_progress: bool = False  # each chunk of the prompt that is computed has an event

@@ -179,6 +179,9 @@ class MemoryStats:
     active: int
     cached: int  # unused buffers, kept for the next step
     peak: int  # of `active`, since the model was loaded
+    states: int = 0  # bytes of recurrent states, running and saved, as of now
+    arrays: int = 0  # kept between steps, each in a buffer: weights, KV cache and states
+    most_arrays: int = 0  # buffers that the device allows a process; 0: it states no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +385,19 @@ class RequestInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ArrayCounts:
+    """How many arrays a model will keep between steps. Each takes a buffer, of which Metal allows a
+    process a number.
+    """
+
+    fixed: int  # of the weights and of the KV cache
+    of_state: int  # of one recurrent state; 0: no layer is recurrent
+    states: int  # states that there may be, running and saved
+    state_tokens: int  # of a long prompt, from one saved state to the next
+    most: int  # that the device allows
+
+
+@dataclass(frozen=True, slots=True)
 class MachineReport:
     """The machine as seen by the configured model, for `rootstock doctor`. `card` and `memory` are
     None if the model cannot be served.
@@ -397,3 +413,4 @@ class MachineReport:
     card: ModelCard | None = None  # as far as it is known before the weights are read
     memory: ModelMemory | None = None  # what the model will take
     attention: tuple[AttentionTrial, ...] = ()  # what comparisons on this device have found
+    arrays: ArrayCounts | None = None  # None where the device states no limit of buffers

@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from server.access.hosts import BELOW, LABEL, NAME
 from server.access.keys import ApiKey, Keyring, Role
-from server.errors import ApiError, invalid
+from server.errors import ApiError, invalid, memory_short
 from server.record import Principal, RequestRecord
 
 PRIVATE_DOMAINS = "localhost|local|internal"
@@ -224,6 +224,7 @@ class Reason(StrEnum):
     ORIGIN = "foreign_origin"
     NO_KEY = "invalid_key"
     ROLE = "role"
+    MEMORY = "memory"
 
 
 def needed_role(path: str) -> Role | None:
@@ -254,6 +255,7 @@ class Policy:
         self._hosts = hosts
         self._origins = origins
         self._has_namespaces = has_namespaces
+        self._closed_for = ""
         self._limits: Mapping[str, KeyLimits] = {key.name: KeyLimits(key) for key in keys.keys}
         # Those without a key are there from the start: a rate needs a value to rise from.
         self.refusals = {(str(reason), ""): 0 for reason in (Reason.HOST, Reason.ORIGIN)}
@@ -281,18 +283,27 @@ class Policy:
             allowed_models=None if key.models is None else frozenset(key.models),
         )
 
+    def close(self, reason: str) -> None:
+        """Admit no more requests that models answer, for the reason in a sentence; all again where
+        that is empty.
+        """
+        self._closed_for = reason
+
     async def admit(self, record: RequestRecord, scope: Scope) -> None:
         """Let in a request of `record.principal`, and count it against the limits of its key until
-        `record.held` is closed. Raises ApiError: 403, 429, and 400 without a Host header.
+        `record.held` is closed. Raises ApiError: 403, 429, 400 without a Host header, and 503 while
+        none is admitted.
         """
         if self._keys is None:
             self._check_origin(scope)
             self._check_host(scope)
+            self._check_open(record, scope)
             return
         principal, path = record.principal, scope["path"]
         if needed_role(path) is Role.ADMIN and not principal.is_admin:
             self._count(Reason.ROLE, principal.key)
             raise ApiError(403, "This needs an admin's API key.", code="admin_key_needed")
+        self._check_open(record, scope)
         if is_limited(scope["method"], path):
             try:
                 await record.held.enter_async_context(self._limits[principal.key].hold(record))
@@ -347,6 +358,11 @@ class Policy:
                 "other names must be in allowed_host."
             )
             raise ApiError(403, message, code="foreign_host")
+
+    def _check_open(self, record: RequestRecord, scope: Scope) -> None:
+        if self._closed_for and is_limited(scope["method"], scope["path"]):
+            self._count(Reason.MEMORY, record.principal.key)
+            raise memory_short(self._closed_for)
 
     def _count(self, reason: str, key: str = "") -> None:
         self.refusals[reason, key] = self.refusals.get((reason, key), 0) + 1

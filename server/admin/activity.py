@@ -30,7 +30,7 @@ from server.admin.model_routes import pooled_models
 from server.admin.watch import EventStream, Watch, WatchDependency, event_stream
 from server.admin_schema import FinishedRequest, LiveRequest, LiveRequests, LiveStatus, PooledModels
 from server.dialects.endpoint import Endpoints, unnamed_events
-from server.errors import ApiError
+from server.errors import ApiError, ended_by_admin
 from server.http.stream import sse_data
 from server.service import Context, Service, ServiceDependency
 
@@ -236,7 +236,7 @@ async def cancel_request(id: RequestId, service: ServiceDependency) -> None:
     """End a request: its client gets the error `ended_by_admin`, with status 410 or in its stream.
     What was computed stays in the cache.
     """
-    if not service.tracker.end(id):
+    if not service.tracker.end(id, ended_by_admin()):
         message = f"There is no request {id} being answered (any more)."
         raise ApiError(404, message, param="id", code="no_such_request")
 

@@ -56,6 +56,7 @@ def pooled_models(service: Service, stats: Mapping[str, EngineStats]) -> PooledM
     budget_bytes = service.models.pool.budget_bytes
     return PooledModels(
         budget_bytes=None if budget_bytes == sys.maxsize else budget_bytes,
+        memory_guard=None if service.guard is None else service.guard.info(),
         models=[_info(model, stats.get(name)) for name, model in service.models.known.items()],
     )
 

@@ -18,6 +18,7 @@ from server.dialects.endpoint import Endpoints
 from server.dialects.responses.store import StoreDependency
 from server.models.model import Model
 from server.models.policy import Loading
+from server.pressure.policy import Step
 from server.service import ModelName, ServiceDependency
 from server.settings import Settings
 
@@ -29,6 +30,7 @@ SettingValue: TypeAlias = bool | int | float | str | list[str] | dict[str, str] 
 class Health(BaseModel):
     status: Literal["ok", "degraded"]
     reason: str | None = None  # why it is degraded; left out where it is not
+    memory: str | None = None  # while the machine is short of it: what is done, and for which limit
 
 
 class Version(BaseModel):
@@ -86,7 +88,8 @@ class Daemon(BaseModel):
 async def health(service: ServiceDependency) -> Health:
     """Red as soon as no model can be served. Degraded, and still 200, where one of several has
     failed, where one is being loaded again, where something has been lost that only another start
-    brings back, or where the disk cache cannot be written.
+    brings back, where the disk cache cannot be written, or where no request is admitted for lack of
+    memory.
     """
     known = service.models.known.values()
     failed = [model for model in known if not model.is_healthy]
@@ -100,9 +103,13 @@ async def health(service: ServiceDependency) -> Health:
     ]
     for stats in (await service.models.stats()).values():
         reasons += [loss.problem for loss in losses(stats)]
+    guard = service.guard
+    memory = None if guard is None else guard.problem or None
+    if guard is not None and guard.state.step >= Step.ADMISSION:
+        reasons.append(f"memory is short: {memory}")
     if reasons:
-        return Health(status="degraded", reason="; ".join(reasons))
-    return Health(status="ok")
+        return Health(status="degraded", reason="; ".join(reasons), memory=memory)
+    return Health(status="ok", memory=memory)
 
 
 def _failure(model: Model) -> str:

@@ -34,7 +34,7 @@ const STATUS = {
 class App extends Component {
   state = {
     ...{ status: "connecting", refusal: null, now: 0 }, // of the daemon
-    ...{ models: null, budget: null }, // null with a user's key
+    ...{ models: null, budget: null, memory: null }, // null with a user's key
     ...{ snapshot: null, received: 0, isPast: false }, // of the model's cache
     ...{ chosen: null, served: [], launch: NO_LAUNCH }, // what is served, also with a user's key
   };
@@ -84,11 +84,11 @@ class App extends Component {
 
   watching() {
     const { activity, acts } = this;
-    const { refusal, models, budget } = this.state;
+    const { refusal, models, budget, memory } = this.state;
     if (refusal) return html`<p class="notice" role="alert">${refusalText(refusal)}</p>`;
     if (!models) return html`<p class="notice">Waiting for the daemon …</p>`;
     return html`
-      <${Alarms} models=${models} />
+      <${Alarms} models=${models} memory=${memory} />
       <${Models} models=${models} budget=${budget} acts=${acts} />
       ${this.cache()}
       <${Requests} live=${activity.live} hidden=${activity.hidden}
@@ -161,10 +161,10 @@ class App extends Component {
   }
 
   hear(event) {
-    const { models, budget_bytes: budget } = event.models;
+    const { models, budget_bytes: budget, memory_guard: memory } = event.models;
     if (this.state.models && states(models) !== states(this.state.models)) this.learn();
     this.activity.note(event);
-    this.setState({ models, budget }, () => this.follow());
+    this.setState({ models, budget, memory }, () => this.follow());
   }
 
   choose(chosen) {

@@ -69,11 +69,21 @@ class MessagesErrorBody(BaseModel):
     message: str
 
 
+class MessagesErrorDetails(BaseModel):
+    error_code: str
+
+
+class CodedMessagesErrorBody(MessagesErrorBody):
+    """An error of compaction, by whose code Anthropic's clients tell it from others."""
+
+    details: MessagesErrorDetails
+
+
 class MessagesError(BaseModel):
     """An error, in answer to a request or as the last event of a stream."""
 
     type: Literal["error"]
-    error: MessagesErrorBody
+    error: CodedMessagesErrorBody | MessagesErrorBody
     request_id: str
 
 
@@ -101,6 +111,9 @@ def messages_error(error: ApiError, request_id: str) -> MessagesError:
         error.status, "api_error" if error.status >= 500 else "invalid_request_error"
     )
     body = MessagesErrorBody(type=kind, message=_message(error))
+    if (error.code or "").startswith("compaction_"):
+        details = MessagesErrorDetails(error_code=error.code or "")
+        body = CodedMessagesErrorBody(**body.model_dump(), details=details)
     return MessagesError(type="error", error=body, request_id=request_id)
 
 
@@ -161,7 +174,7 @@ OLLAMA = ErrorShape(OllamaError, lambda error, request_id: ollama_error(error), 
 SHAPES = (("/v1/messages", ANTHROPIC), ("/v1/responses", RESPONSES), ("/api/", OLLAMA))
 """By path prefix; all other paths have OpenAI's."""
 
-OPENAI_PATHS = ("/v1/chat/", "/v1/completions", "/v1/embeddings")
+OPENAI_PATHS = ("/v1/chat/", "/v1/completions", "/v1/embeddings", "/v1/files", "/v1/batches")
 """That OpenAI alone has, by prefix."""
 
 ANTHROPIC_VERSION = "anthropic-version"

@@ -23,7 +23,7 @@ from server.activity import RequestTracker
 from server.dialects.error_shapes import error_event
 from server.errors import ApiError, to_api_error
 from server.fairness import Reservation
-from server.generation.choice import AnswerUsage, Choice, Step, answer_usage
+from server.generation.choice import AnswerUsage, Choice, Remember, Step, answer_usage
 from server.generation.images import UnpreparedImages
 from server.generation.plan import AnswerPlan, grammar_bytes
 from server.generation.progress import ProgressBody, PromptProgress
@@ -89,6 +89,13 @@ REQUEST_BYTES = 1500
 on Python 3.11. A body may have thousands."""
 
 
+def remembering(model: ServedModel, request: Request) -> Remember | None:
+    """Remembers answers with calls to the request, unless nothing of it is to be kept."""
+    if request.shared_tokens == 0:
+        return None
+    return partial(model.replays.remember, request.cache_salt)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The engine requests of a client's request, and how their results become its response.
@@ -128,7 +135,7 @@ class Job:
         return [
             Choice(self.plan, remember, self.tokenizer)
             for request in self.requests
-            for remember in [partial(self.model.replays.remember, request.cache_salt)] * request.n
+            for remember in [remembering(self.model, request)] * request.n
         ]
 
     def usage(self, choices: Sequence[Choice]) -> AnswerUsage:
@@ -174,6 +181,12 @@ class KeepAlive:
 
 
 COMMENTS = KeepAlive(EVENT_STREAM, lambda: KEEP_ALIVE)
+
+
+class Postponed(Exception):
+    """What is to be made takes long, and a stream has to begin first: `make` is called again then.
+    Raised only where the body `postpones`.
+    """
 
 
 MakeJob = Callable[[ServedModel], Awaitable[Job | bytes]]
@@ -241,17 +254,17 @@ async def respond_with(
 async def _made_at_once(
     body: ArrivedBody[Any], make: MakeJob, name: str | None, *, is_streamed: bool
 ) -> Job | bytes | None:
-    """What `make` makes. None for a stream that has to wait for its images: it gets keep-alives
-    meanwhile.
+    """What `make` makes. None for a stream that has to wait for its images, or for what `make` has
+    postponed: it gets keep-alives meanwhile.
     """
     model = await body.hold(name)
-    body.postpones_images = is_streamed
+    body.postpones = is_streamed
     try:
         return await make(model)
-    except UnpreparedImages:
+    except (UnpreparedImages, Postponed):
         return None
     finally:
-        body.postpones_images = False
+        body.postpones = False
 
 
 async def _load_and_write(

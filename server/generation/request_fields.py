@@ -234,9 +234,20 @@ MIN_COPIES = 2
 
 
 class PromptCacheOptions(RequestModel):
-    """OpenAI's. Every prompt is cached, so there is nothing else to choose."""
+    """OpenAI's, and `keep`. Every prompt is cached, so there is little to choose."""
 
     prewarm: bool = False
+    keep: bool = Field(
+        True,
+        description="Off: what is computed for the request is freed at its end, and never on disk. "
+        "What others have cached is used.",
+    )
+
+    @model_validator(mode="after")
+    def _is_kept_for_something(self) -> Self:
+        if self.prewarm and not self.keep:
+            raise PydanticCustomError("keep", "keep: a prompt is warmed to be kept")
+        return self
 
 
 class PrewarmRequest(RequestModel):

@@ -337,6 +337,7 @@ def _request(
         priority=body.priority,
         cache_salt=record.cache_salt(body.cache_salt),
         adapter=model.adapter,
+        shared_tokens=None if body.prompt_cache_options.keep else 0,
         **fields,
     )
     return without_output(request) if body.is_prewarm else request

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import MappingProxyType
 
 from anyio.lowlevel import checkpoint
@@ -242,6 +243,8 @@ def generating(
 
     The tracker follows them, and adds their tokens to the record.
     """
+    if record.is_background:
+        requests = [replace(request, is_background=True) for request in requests]
     inbox = Inbox(engine, requests, output, after)
     with tracker.answering(record, requests) as tracked, inbox.submitted(tracked.note):
         yield inbox

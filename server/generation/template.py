@@ -35,7 +35,9 @@ class TemplateTraits:
     - `tools`: whether a function without description and parameters is `completed` with empty ones.
     - `images`: the form of an image: a part of type `image` or `image_url`, or the tokenizer's
       stand-in for one in a message's string; `none` where the template renders no image.
-    - `result_images`: the role of the message that has the images of tool results.
+    - `result_images`: where the images of tool results are: in the `tool` message; in a `user`
+      message after it; or in the tool message as `text`, by the stand-in, where nothing that a user
+      says may follow.
     """
 
     content: Literal["text", "parts"] = "text"
@@ -49,7 +51,7 @@ class TemplateTraits:
     call_ids: Literal["any", "nine"] = "any"
     tools: Literal["declared", "completed"] = "declared"
     images: Literal["none", "image", "image_url", "text"] = "none"
-    result_images: Literal["tool", "user"] = "tool"
+    result_images: Literal["tool", "user", "text"] = "tool"
 
 
 def in_place(messages: Sequence[Message], traits: TemplateTraits) -> list[Message]:
@@ -209,7 +211,8 @@ def _template_message(
 
 def _content(message: Message, traits: TemplateTraits, image_text: str) -> object:
     has_images = bool(message.images)
-    if has_images and traits.images == "text":
+    is_text_in_result = message.role == "tool" and traits.result_images == "text"
+    if has_images and (traits.images == "text" or is_text_in_result):
         return "\n".join(
             part.text if isinstance(part, Text) else image_text for part in message.parts
         )
@@ -460,10 +463,19 @@ def traits_of(tokenizer: Tokenizer, *, takes_images: bool = False) -> TemplateTr
     for option in ("image", "image_url", "text"):
         chosen = _with(found, "images", option)
         if _renders_image(tokenizer, [shown], chosen):
-            result = replace(_result(_WORD), parts=(*texts(_WORD), _IMAGE))
-            in_results = _renders_image(tokenizer, [_USER, _called(), result], chosen)
-            return replace(chosen, result_images="tool" if in_results else "user")
+            return _with(chosen, "result_images", _result_images(tokenizer, chosen))
     return found
+
+
+def _result_images(tokenizer: Tokenizer, traits: TemplateTraits) -> str:
+    """Where the template renders images of tool results."""
+    result = replace(_result(_WORD), parts=(*texts(_WORD), _IMAGE))
+    options = ("tool", "text") if traits.after_results == "tool" else ("tool",)
+    for option in options:
+        chosen = _with(traits, "result_images", option)
+        if _renders_image(tokenizer, [_USER, _called(), result], chosen):
+            return option
+    return "user"
 
 
 _IMAGE = ImagePart(ImageData(""))

@@ -67,6 +67,7 @@ class Attachments:
         self._end_file()
         for path in self.files.values():
             path.unlink(missing_ok=True)
+        self.files.clear()
 
     def restored(self, body: Any, n_bytes: int) -> Any:
         """The parsed body of `n_bytes`, with the strings that are no images where they were. Raises

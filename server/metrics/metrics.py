@@ -13,10 +13,14 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from engine.values.pressure import Reading
 from engine.values.stats import Histogram
+from server.batches.runner import BatchRunner
 from server.fairness import Budget
 from server.images.preparation import Images
 from server.models.model import Model
+from server.pressure.guard import MemoryGuard
+from server.pressure.policy import NAMES
 
 HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"  # the label's value for routes and methods that do not exist
@@ -122,6 +126,7 @@ class HttpCounts:
     output: Budget  # of what waits to be sent
     refusals: Mapping[tuple[str, str], int]  # by reason and API key
     images: Images
+    batches: BatchRunner | None
 
 
 HTTP: tuple[Row[HttpCounts], ...] = (
@@ -164,13 +169,68 @@ HTTP: tuple[Row[HttpCounts], ...] = (
 """The families of the daemon, which have no label of a model."""
 
 
+BATCHES: tuple[Row[BatchRunner], ...] = (
+    Counter(
+        "rootstock_batch_lines{result}",
+        "Lines of batches that have a result: completed, failed, expired or cancelled.",
+        lambda b: b.counts.items(),
+    ),
+    Gauge(
+        "rootstock_batches{state}",
+        "Batches that are kept: live ones, and those that have ended.",
+        lambda b: b.store.by_state().items(),
+    ),
+    Gauge(
+        "rootstock_batch_files_bytes",
+        "Bytes of the files of clients, results of batches included.",
+        lambda b: b.store.n_bytes,
+    ),
+)
+"""The families of a daemon that keeps batches."""
+
+GUARD: tuple[Row[MemoryGuard], ...] = (
+    Gauge(
+        "rootstock_memory_share{source}",
+        "How much of the machine's memory is in use, or of the time tasks wait for it; 1 is all.",
+        lambda g: [(each.source, each.share) for each in _worst(g.readings)],
+    ),
+    Gauge(
+        "rootstock_memory_guard_step",
+        "What is done for lack of memory: 0 nothing, 1 buffers, 2 prefixes, 3 admission, 4 models, "
+        "5 requests.",
+        lambda g: int(g.state.step),
+    ),
+    Counter(
+        "rootstock_memory_guard_actions{step}",
+        "How often buffers were given back and prefixes evicted, admission was stopped, and models "
+        "and requests were ended, for lack of memory.",
+        lambda g: [(NAMES[step], n) for step, n in g.actions.items()],
+    ),
+    Counter(
+        "rootstock_memory_guard_evicted_blocks",
+        "Blocks of prefixes evicted for lack of memory.",
+        lambda g: g.blocks_evicted,
+    ),
+)
+"""The families of a daemon that watches the machine's memory."""
+
+
+def _worst(readings: Iterable[Reading]) -> Iterable[Reading]:
+    """The highest reading of each source: of buffers each model has one."""
+    by_source = {each.source: each for each in sorted(readings, key=lambda one: one.share)}
+    return by_source.values()
+
+
 class Metrics:
     """Everything that `/metrics` shows."""
 
-    def __init__(self, counts: HttpCounts, tables: Sequence[Table[Any]]) -> None:
+    def __init__(
+        self, counts: HttpCounts, tables: Sequence[Table[Any]], guard: MemoryGuard | None = None
+    ) -> None:
         """`tables` are those of the models."""
         self._counts = counts
         self._tables = tables
+        self._guard = guard
 
     def render(self, models: Collection[Model]) -> bytes:
         """Everything in the text format, with each model's statistics as last read."""
@@ -180,6 +240,10 @@ class Metrics:
 
     def _families(self, models: Collection[Model]) -> Iterator[Metric]:
         yield from (row.family([({}, self._counts)]) for row in HTTP)
+        if self._counts.batches is not None:
+            yield from (row.family([({}, self._counts.batches)]) for row in BATCHES)
+        if self._guard is not None:
+            yield from (row.family([({}, self._guard)]) for row in GUARD)
         for table in self._tables:
             yield from table.families(models)
 

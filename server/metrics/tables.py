@@ -245,6 +245,16 @@ ENGINE: tuple[Row[EngineStats], ...] = (
         ],
     ),
     Gauge(
+        "rootstock_state_bytes",
+        "Bytes of the recurrent states that are kept, running and saved.",
+        lambda s: s.memory.states,
+    ),
+    Gauge(
+        "rootstock_kept_arrays",
+        "Arrays that are kept between steps, each in a buffer, of which Metal allows a number.",
+        lambda s: s.memory.arrays,
+    ),
+    Gauge(
         "rootstock_resident_memory_bytes",
         "Memory of the engine's process: its resident set, on macOS its footprint.",
         lambda s: s.memory.model.process_bytes,

@@ -174,6 +174,14 @@ def fits_now(models: Models, need: Need, budget_bytes: int) -> bool:
     return not resident or _total_bytes(resident) + need.bytes <= budget_bytes
 
 
+def idlest(models: Models) -> str | None:
+    """The least recently used of the loaded models that no request uses and that are not pinned;
+    None if there is none.
+    """
+    resident = {name: model for name, model in models.items() if isinstance(model, Resident)}
+    return next(iter(_idle(resident)), None)
+
+
 def eviction_grace_seconds(queued: Need, victim: Need) -> float:
     """The time that a model queues before one in use is unloaded for it: the time to load both, so
     that alternating models spend no more time on loading than on serving.

@@ -33,6 +33,7 @@ from server.models.policy import (
     can_ever_fit,
     decide,
     fits_now,
+    idlest,
     need_of,
     next_due,
 )
@@ -102,6 +103,7 @@ class ModelPool:
         self._clock = clock
         self._wake = Event()
         self._is_closed = False
+        self._holds_loads = False
         self._tasks: TaskGroup
 
     def add(self, model: Model) -> None:
@@ -128,11 +130,29 @@ class ModelPool:
         for action in decide(self._states(), self.budget_bytes, now):
             model = self.models[action.name]
             match action:
+                case Load() if self._holds_loads:
+                    continue
                 case Load(need=need):
                     model.become(Loading(need, now, model.failure))
                     self._tasks.start_soon(self._load, model, need)
                 case Unload():
                     self._begin_unload(model)
+
+    def hold_loads(self, *, held: bool) -> None:
+        """Load nothing while memory is short: requests wait for their models until it is not, or
+        until `load_timeout_seconds` have passed.
+        """
+        if held is not self._holds_loads:
+            self._holds_loads = held
+            self._wake.set()
+
+    def unload_idlest(self) -> str | None:
+        """Unload the least recently used of the models that no request uses and that are not
+        pinned. Returns its name; None: there is none.
+        """
+        if (name := idlest(self._states())) is not None:
+            self._begin_unload(self.models[name])
+        return name
 
     def _states(self) -> dict[str, ModelState]:
         return {name: model.state for name, model in self.models.items()}

@@ -69,6 +69,7 @@ class ModelRegistry:
             ImageFetcher(settings.fetch_images),
             self.workers,
         )
+        self.draining = Event()  # when `drain` has begun
         self.closed = Event()  # when all models have been drained
         self._start = start
         self._needed_memory = needs
@@ -222,6 +223,7 @@ class ModelRegistry:
         """Refuse new requests, and end all models when their requests have ended. Downloads end at
         once.
         """
+        self.draining.set()
         self.downloads.stop()
         await self.pool.drain(timeout_seconds)
         await to_thread.run_sync(self.images.store.close)

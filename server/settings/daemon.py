@@ -96,6 +96,13 @@ class DaemonSettings(SettingsModel):
         description="Unsent output of all answers; beyond it the largest of the client that holds"
         " most is ended.",
     )
+    memory_guard: Annotated[float, Section.LIMITS] = Field(
+        0.9,
+        ge=0.5,
+        le=1,
+        description="Share of the memory of the machine, or of the control group, from which the "
+        "daemon gives memory back; 1: it does not.",
+    )
     max_stored_responses: Annotated[int, Section.LIMITS] = Field(
         1000,
         ge=0,
@@ -114,6 +121,27 @@ class DaemonSettings(SettingsModel):
         le=100_000,
         description="Running background responses of /v1/responses; one client may have as many "
         "as there are free places.",
+    )
+    batches: Annotated[Path | None, FROM_HOME, Section.LIMITS] = Field(
+        None,
+        description="Directory for the files and batches of clients, created if missing. Unset, "
+        "neither is served; one daemon uses it at a time.",
+    )
+    max_batches: Annotated[int, Section.LIMITS] = Field(
+        1000,
+        ge=1,
+        le=100_000,
+        description="Batches, ended ones included; beyond it the client with the most loses its "
+        "oldest that has ended.",
+    )
+    max_batch_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
+        ByteSize(4 * 1024**3),
+        gt=0,
+        description="Size of all files of clients, results of batches included; beyond it the "
+        "client with the most loses its oldest file that no batch needs.",
+    )
+    max_file_bytes: Annotated[ByteSize, Section.LIMITS] = Field(
+        ByteSize(200 * 1024**2), gt=0, description="Largest file of a client."
     )
     max_connections: Annotated[int, Section.LIMITS] = Field(
         2048,

@@ -16,6 +16,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from server.settings import Settings
+from server.settings.folders import state_folder
 from server.terminal.chat_screen import (
     PATH_COMMAND,
     Screen,
@@ -35,7 +36,6 @@ from server.terminal.console import (
     counted,
     exiting_on,
     replace_bad_text,
-    state_folder,
     terminal_restored,
     typeable,
 )

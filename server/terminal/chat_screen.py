@@ -33,8 +33,9 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
+from server.settings.folders import state_folder
 from server.terminal.client import PromptProgress
-from server.terminal.console import printable, state_folder
+from server.terminal.console import printable
 
 SPINNER_CELLS = 3
 BAR_CELLS = 16

@@ -5,7 +5,6 @@ Text of a model, a server or a file name is untrusted. It is printed without con
 never read as rich's markup.
 """
 
-import os
 import shlex
 import shutil
 import signal
@@ -238,14 +237,3 @@ def terminal_restored(descriptor: int) -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-def state_folder() -> Path:
-    """The folder for files that stay between commands; it may not exist yet.
-
-    https://specifications.freedesktop.org/basedir-spec/latest/
-    """
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not state.is_absolute():
-        state = Path.home() / ".local" / "state"
-    return state / "rootstock"

@@ -17,7 +17,7 @@ from engine.launch import describe_machine, local_checkpoint, tokenizer_of
 from engine.values.attention import AttentionTrial, TrialState
 from engine.values.model import ModelCard
 from engine.values.settings import SMOLLM2_NAME, EngineConfig
-from engine.values.stats import MachineReport
+from engine.values.stats import ArrayCounts, MachineReport
 from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
 from measuring.doctor import measure as take_measurements
 from server.admin_schema import fact_lines
@@ -136,12 +136,29 @@ def machine_table(report: MachineReport, traits: TemplateTraits | None) -> Rende
     if traits is not None:
         taken = ", ".join(f"{name} {value}" for name, value in asdict(traits).items())
         rows.append(("chat template", taken))
+    if report.arrays is not None:
+        rows.append(("buffers", _buffers_text(report.arrays)))
     tables = [memory_listing([(card.name, report.memory)])]
     for trial in report.attention:
         tables.append(facts([("attention", f"{trial.kind}: {_ending(trial)}")]))
         if trial.cells:
             tables.append(_times(trial))
     return Group(facts(rows), *tables)
+
+
+def _buffers_text(arrays: ArrayCounts) -> str:
+    """How many buffers a prompt takes, and how far the device's limit is."""
+    saved = -(-1000 // arrays.state_tokens) if arrays.of_state else 0
+    most = arrays.fixed + arrays.states * arrays.of_state
+    taken = "take none"
+    if saved:
+        taken = (
+            f"take {saved * arrays.of_state:,}, of {saved} saved states of {arrays.of_state} arrays"
+        )
+    return (
+        f"1,000 tokens of a prompt {taken}; at most {most:,} are kept, {most / arrays.most:.1%} of "
+        f"the {arrays.most:,} that a process may have"
+    )
 
 
 def _ending(trial: AttentionTrial) -> str:

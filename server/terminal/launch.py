@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from pydantic import BaseModel, ValidationError
 
+from server.settings.folders import state_folder
 from server.terminal.agents import AGENTS, Agent, Setup, Target
 from server.terminal.cli import command
 from server.terminal.client import (
@@ -21,7 +22,7 @@ from server.terminal.client import (
     parse_url,
     served_models,
 )
-from server.terminal.console import TerminalError, errors_printed, state_folder
+from server.terminal.console import TerminalError, errors_printed
 from server.terminal.endpoint import ApiKey, DaemonUrl, endpoint_of
 from server.terminal.flags import settings_or_exit
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from server.terminal.console import state_folder
+from server.settings.folders import state_folder
 
 
 class Record(BaseModel):

@@ -24,6 +24,7 @@ from engine.launch import (
     fetch_repository,
     launch,
     local_checkpoint,
+    open_sources,
 )
 from engine.values.settings import DEMO_NAME, SMOLLM2_NAME
 from server.admin.pages import Launch, LaunchableAgent
@@ -34,6 +35,7 @@ from server.models.hub import FetchRepository
 from server.models.model import aliases_of
 from server.models.pool import LoadFailed, PoolError
 from server.models.registry import ModelRegistry, StartEngine
+from server.pressure.guard import MemoryGuard
 from server.serve import (
     SWITCH_SECONDS,
     DrainingServer,
@@ -235,12 +237,25 @@ async def serve_models(
                 log.error("%s", error)
             tasks.cancel_scope.cancel()
             return False
-        server = DrainingServer(create_app(models, settings, page_launch()), models, settings)
+        try:
+            app = create_app(models, settings, page_launch(), memory_guard(models, settings))
+        except OSError as error:  # of the folder of batches
+            log.error("%s", error)
+            tasks.cancel_scope.cancel()
+            return False
+        server = DrainingServer(app, models, settings)
         freeze_gc()
         sys.setswitchinterval(SWITCH_SECONDS)
         await server.serve(sockets=sockets)
         tasks.cancel_scope.cancel()
     return True
+
+
+def memory_guard(models: ModelRegistry, settings: Settings) -> MemoryGuard | None:
+    """The guard of the machine's memory; None where it is off, or where no source can be read."""
+    if settings.memory_guard == 1 or (sources := open_sources()) is None:
+        return None
+    return MemoryGuard(sources, models, settings.memory_guard)
 
 
 def page_launch() -> Launch:

@@ -2,10 +2,11 @@
 
 import heapq
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -39,6 +40,7 @@ from server.terminal.endpoint import ApiKey, DaemonUrl, LoadedModelName, daemon_
 
 REDRAWS_PER_SECOND = 4
 LINES_WITHOUT_TERMINAL = 60
+MEMORY_SECONDS = 1.0  # between two looks at the machine's memory
 WINDOW_SECONDS = 5.0
 LEAST_SECONDS = 1.0  # a rate over less is mostly chance
 
@@ -47,7 +49,17 @@ STATES = (("held", "█", "green"), ("cached", "▒", "cyan"), ("free", "░", "
 PREFIX_HEADS = ("prefix, by position", "tokens", "with all below", "holders", "idle", "evicted")
 WIDE = "with all below"  # the column that narrow terminals do without
 REQUEST_HEADS = ("request", "state", "prompt", "cached", "computed", "output")
-FACTS = ("requests", "tokens/s", "hits", "lately", "daemon", "first token", "sharing", "disk")
+FACTS = (
+    "memory",
+    "requests",
+    "tokens/s",
+    "hits",
+    "lately",
+    "daemon",
+    "first token",
+    "sharing",
+    "disk",
+)
 """The most important first: a low terminal shows only the first ones."""
 
 ROOMY_LINES = 24
@@ -75,7 +87,7 @@ def top(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey = 
                 _follow(daemon, endpoint.base_url, name)
         else:
             console = Console()
-            frame = Frame(daemon.picture(name), 0.0, None)
+            frame = Frame(daemon.picture(name), 0.0, None, _memory_problem(daemon))
             size = Size(console.width, LINES_WITHOUT_TERMINAL)
             console.print(drawn(frame, endpoint.base_url, size))
 
@@ -90,12 +102,15 @@ def _follow(daemon: Admin, url: str, model: str) -> None:
             def now_drawn() -> RenderableType:
                 return drawn(watch.frame(), url, Size(*console.size))
 
-            with Live(
-                console=console,
-                screen=True,
-                get_renderable=now_drawn,
-                refresh_per_second=REDRAWS_PER_SECOND,
-                vertical_overflow="crop",
+            with (
+                _polling(daemon, watch),
+                Live(
+                    console=console,
+                    screen=True,
+                    get_renderable=now_drawn,
+                    refresh_per_second=REDRAWS_PER_SECOND,
+                    vertical_overflow="crop",
+                ),
             ):
                 for picture in pictures:
                     watch.take(picture)
@@ -110,6 +125,33 @@ def _follow(daemon: Admin, url: str, model: str) -> None:
     except TerminalError:
         pass  # a daemon that has stopped does not answer
     raise TerminalError("the daemon has stopped")
+
+
+def _memory_problem(daemon: Admin) -> str:
+    """What the daemon does for lack of memory, and why; empty while memory is not short."""
+    guard = daemon.models().memory_guard
+    return "" if guard is None else guard.problem or ""
+
+
+@contextmanager
+def _polling(daemon: Admin, watch: "Watch") -> Iterator[None]:
+    """Note each MEMORY_SECONDS whether memory is short, on a thread of its own, until the block
+    ends: pictures come only while the cache changes.
+    """
+    has_ended = threading.Event()
+
+    def poll() -> None:
+        with suppress(TerminalError):  # the daemon has stopped, which the pictures notice
+            while not has_ended.is_set():
+                watch.memory = _memory_problem(daemon)
+                has_ended.wait(MEMORY_SECONDS)
+
+    thread = threading.Thread(target=poll, name="memory", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +170,7 @@ class Frame:
     picture: CacheTree
     age_seconds: float  # of the picture
     rates: Rates | None
+    memory: str = ""  # what is done for lack of memory
 
 
 _Count = tuple[float, TreeCounters]
@@ -143,6 +186,8 @@ class Watch:
 
     def __init__(self, first: CacheTree, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.memory = ""
+        """What is done for lack of memory; empty while it is not short."""
         self._known: tuple[CacheTree, tuple[_Count, ...]] = (first, ((clock(), first.counters),))
 
     def take(self, picture: CacheTree) -> None:
@@ -157,7 +202,8 @@ class Watch:
         picture, counts = self._known
         (since, first), *_ = _since(now - WINDOW_SECONDS, counts)
         seconds = min(max(now - since, LEAST_SECONDS), WINDOW_SECONDS)
-        return Frame(picture, now - counts[-1][0], _rates(first, picture.counters, seconds))
+        rates = _rates(first, picture.counters, seconds)
+        return Frame(picture, now - counts[-1][0], rates, self.memory)
 
 
 def _since(seconds: float, counts: tuple[_Count, ...]) -> tuple[_Count, ...]:
@@ -232,6 +278,7 @@ def _facts(frame: Frame, url: str) -> list[tuple[str, str]]:
     running += picture.hidden_requests.running
     return [
         ("daemon", f"{picture.model} at {url}"),
+        ("memory", frame.memory and f"is short: {frame.memory}"),
         ("requests", f"{running:,} running, {waiting:,} waiting"),
         ("tokens/s", _rates_text(frame.rates) if frame.rates else ""),
         ("hits", f"{hit_share:.1%} of {counts.prompt_tokens:,} prompt tokens since start"),

@@ -16,13 +16,15 @@ from engine.launch import fetch_repository
 from engine.values.settings import EngineConfig
 from engine.values.stats import ModelMemory
 from server.models.registry import ModelRegistry
+from server.pressure.guard import MemoryGuard
 from server.settings import Settings
 from tests.browser.conftest import Serve, Visit
 from tests.browser.demo import DESKTOP, PHONE
 from tests.browser.seen import grave
 from tests.contract.access.helpers import key_file, secret_of
-from tests.contract.daemon import serving
+from tests.contract.daemon import registry_of, serving
 from tests.contract.fake_engine import CARD, DISK, FakeEngine, Gate
+from tests.contract.pressure import ScriptedSources
 
 DEMO = "rootstock-demo"
 BUDGET = "1600MiB"
@@ -322,6 +324,23 @@ def test_alarms_stand_on_top_in_a_line_each(serve: Serve, visit: Visit) -> None:
     assert not grave(page)
     engine.disk = DISK
     expect(alarms).to_have_count(0)
+
+
+def test_a_lack_of_memory_is_an_alarm(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.pressure.guard.INTERVAL_SECONDS", 0.05)
+    engine, settings, sources = FakeEngine(), Settings(port=0), ScriptedSources()
+    models = registry_of(engine, settings)
+    sources.share = 0.91
+    with serving(models, settings, guard=MemoryGuard(sources, models, 0.9)) as url:
+        page = visit(url)
+        alarms = page.get_by_role("region", name="Alarms")
+        expect(alarms.get_by_role("listitem")).to_have_text(
+            "Memory is short: cached prefixes are evicted: "
+            "91% of the control group / are in use (limit 90.0%)"
+        )
+        assert not grave(page)
+        sources.share = 0.0
+        expect(alarms).to_have_count(0)
 
 
 def test_one_model_without_a_budget_is_a_line(scripted_url: str, visit: Visit) -> None:

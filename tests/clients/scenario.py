@@ -3,7 +3,10 @@ an answer without an end. Standard library alone, because the clients' environme
 else of ours.
 """
 
+import base64
 import json
+import struct
+import zlib
 from collections.abc import Callable
 from typing import TypedDict
 
@@ -15,6 +18,12 @@ WEATHER = f'{{"sky": "{SKY}", "degrees": {DEGREES}}}'
 SYSTEM = "Be brief."
 ENDLESS = "Count until I stop you."
 """The scripted model begins to, and never comes to an end."""
+
+PICTURE_QUESTION = "How large is this picture?"
+PICTURE_SIZE = (12, 8)
+PICTURE_ANSWER = f"It has {PICTURE_SIZE[0]} x {PICTURE_SIZE[1]} pixels."
+READ_PICTURE = "Read the picture {path} and say how large it is."
+"""What is asked of an agent with a tool that reads files."""
 
 REASONING = "Let me think."
 
@@ -107,6 +116,37 @@ def knows_the_weather(answer: str) -> str:
     return answer
 
 
+def picture() -> bytes:
+    """A PNG file of one colour."""
+    width, height = PICTURE_SIZE
+    row = b"\0" + bytes((200, 30, 30)) * width
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        (
+            _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
+            _chunk(b"IDAT", zlib.compress(row * height)),
+            _chunk(b"IEND", b""),
+        )
+    )
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def picture_base64() -> str:
+    return base64.b64encode(picture()).decode()
+
+
+def picture_url() -> str:
+    return f"data:image/png;base64,{picture_base64()}"
+
+
+def saw_the_picture(answer: str) -> str:
+    """The answer, which must have the size of the picture."""
+    assert PICTURE_ANSWER in answer, answer
+    return answer
+
+
 def as_json() -> str:
     """All of it, for scripts in another language."""
     return json.dumps(
@@ -120,6 +160,9 @@ def as_json() -> str:
             "weather": WEATHER,
             "tool": WEATHER_TOOL,
             "endless": ENDLESS,
+            "picture": picture_base64(),
+            "pictureQuestion": PICTURE_QUESTION,
+            "pictureAnswer": PICTURE_ANSWER,
             "scripted": SCRIPTED,
             "unknown": UNKNOWN,
             "maxTokens": MAX_TOKENS,

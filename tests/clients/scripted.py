@@ -1,12 +1,18 @@
 """A scripted model that plays the scenario, whichever client asks and in whatever order: what it
 says depends on the prompt and on what the answer must be."""
 
+import asyncio
 import json
 import re
+import shutil
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
+from engine.values.images import Detail, Image, PreparedImage
 from engine.values.model import NO_REPLAYS, Replay
 from engine.values.output import OutputEvent
 from engine.values.request import GrammarKind, Request
@@ -17,13 +23,21 @@ from tests.clients.scenario import (
     ENDLESS,
     FORECAST,
     QUESTION,
+    READ_PICTURE,
     REASONING,
     SEARCH,
     UNKNOWN_FORECAST,
     WEATHER,
     WEATHER_COMMAND,
 )
-from tests.contract.fake_engine import CARD, END_OF_TEXT, ByteTokenizer, FakeEngine, Gate
+from tests.contract.fake_engine import (
+    END_OF_TEXT,
+    PLACEHOLDER,
+    SEEING,
+    ByteTokenizer,
+    FakeEngine,
+    Gate,
+)
 
 CONTEXT_TOKENS = 1 << 18  # the first prompts of coding agents have tens of thousands of bytes
 
@@ -49,6 +63,8 @@ LATE_TOOLS = re.compile(r"can be called, too:\n((?:\{.*\n)+)")
 
 HANDOVER = re.compile(r"summary produced by the other language model[^\n]*\n(.*degrees\.)")
 """As Codex goes on from a summary, which is what this model has said before."""
+
+PICTURE_TO_READ = re.compile(READ_PICTURE.replace("{path}", r"(\S+)"))
 
 FORECAST_IN_JSON = re.compile(r'"sky\\*": \\*"(\w+)\\*", \\*"degrees\\*": (\d+)')
 
@@ -94,17 +110,22 @@ class AgentEngine(FakeEngine):
     """Calls the tool that knows the weather if one is offered and has not answered yet, then the
     only other tool that is offered, with a weather report; else says what the tool said, or edits
     the forecast that it sees. Where a tool is deferred, it can be told to fetch it and to call it.
-    Free answers begin with reasoning. If it is told to go on until it is stopped, no answer ends.
+    Of images it sees the size, and it reads a file with one where it can. Free answers begin with
+    reasoning. If it is told to go on until it is stopped, no answer ends.
     """
 
     def __init__(self) -> None:
         card = replace(
-            CARD,
+            SEEING,
             max_context_tokens=CONTEXT_TOKENS,
             arena_tokens=CONTEXT_TOKENS,
             eos_token_ids=frozenset(),
         )
         super().__init__(card=card, tokenizer=AgentTokenizer())
+
+    async def prepare_image(self, source: str, folder: str, detail: Detail) -> PreparedImage:
+        """Any image that Pillow reads. Its grid is its size in pixels."""
+        return await asyncio.to_thread(_prepared, Path(source), Path(folder))
 
     def _answer(self, request: Request, index: int) -> bytes:
         return _answer(request).encode()
@@ -116,14 +137,25 @@ class AgentEngine(FakeEngine):
             yield event
 
 
+def _prepared(source: Path, folder: Path) -> PreparedImage:
+    from PIL import Image as Picture  # noqa: PLC0415 - not every environment has it
+
+    with Picture.open(source) as opened:
+        size = opened.size
+    digest = blake3(source.read_bytes()).digest()
+    file = shutil.copy(source, folder / f"{digest.hex()}.npy")
+    tokens = (ord("["), *[PLACEHOLDER] * 4, ord("]"))
+    return PreparedImage(Image(digest, ((1, 4),), size, str(file)), tokens)
+
+
 def _answer(request: Request) -> str:
     prompt = _text(request)
     grammar = request.constraint.grammar if request.constraint else None
     if grammar and grammar.kind is GrammarKind.JSON_SCHEMA:
         return WEATHER
     names = list(_offered(prompt))
-    if SEARCH in prompt and "ToolSearch" in names:
-        return _thought(_fetching(prompt, names))
+    if special := _of_another_question(request, prompt, names):
+        return _thought(special)
     opening = next((name for name in OPENING_CALLS if name in names), None)
     is_answered = "\n<tool>" in prompt or HANDOVER.search(prompt)
     if opening and QUESTION in prompt and not is_answered:
@@ -134,6 +166,16 @@ def _answer(request: Request) -> str:
     if UNKNOWN_FORECAST in prompt:
         return _thought(EDIT)
     return _thought(_report(prompt))
+
+
+def _of_another_question(request: Request, prompt: str, names: Sequence[str]) -> str:
+    """What is said of a picture or a deferred tool; nothing where the question is of neither."""
+    if request.images:
+        width, height = request.images[-1].grid
+        return f"It has {width} x {height} pixels."
+    if (path := PICTURE_TO_READ.search(prompt)) and "Read" in names:
+        return _call("Read", {"file_path": path[1]})
+    return _fetching(prompt, names) if SEARCH in prompt and "ToolSearch" in names else ""
 
 
 def _offered(prompt: str) -> Iterator[str]:

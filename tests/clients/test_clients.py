@@ -17,7 +17,10 @@ from tests.clients.scenario import (
     ENDLESS,
     FORECAST,
     GREETING,
+    PICTURE_ANSWER,
+    PICTURE_QUESTION,
     QUESTION,
+    READ_PICTURE,
     REASONING,
     SCRIPTED,
     SEARCH,
@@ -25,6 +28,7 @@ from tests.clients.scenario import (
     WEATHER,
     WeatherStation,
     knows_the_weather,
+    picture_url,
 )
 from tests.clients.scripted import AgentEngine
 from tests.contract.daemon import running
@@ -141,6 +145,30 @@ def test_the_scripted_models_prompt_begins_with_the_system_and_then_the_tools(
     cached("In one folder.", "Why?")
     assert cached("In one folder.", "How?") > len(json.dumps(TOOL["function"]))
     assert cached("Elsewhere, in another.", "Why?") < len("<system>In")
+
+
+def test_the_scripted_model_sees_a_picture(client: StrictClient) -> None:
+    pytest.importorskip("PIL", reason="the packages for images are not installed")
+    shown = {"type": "image_url", "image_url": {"url": picture_url()}}
+    content = [{"type": "text", "text": PICTURE_QUESTION}, shown]
+    messages: list[object] = [{"role": "user", "content": content}]
+    answer = client.chat.completions.create(model=SCRIPTED, messages=messages)
+    assert answer.choices[0].message.content == PICTURE_ANSWER
+
+
+def test_the_scripted_model_reads_a_file_with_a_picture(client: StrictClient) -> None:
+    pytest.importorskip("PIL", reason="the packages for images are not installed")
+    read = {"type": "function", "function": {"name": "Read"}}
+    path = "/home/me/picture.png"
+    messages: list[object] = [{"role": "user", "content": READ_PICTURE.format(path=path)}]
+    body = {"model": SCRIPTED, "messages": messages, "tools": [read, TOOL]}
+    message = client.chat.completions.create(**body).choices[0].message
+    (call,) = message.tool_calls
+    assert json.loads(call.function.arguments) == {"file_path": path}
+    shown = [{"type": "image_url", "image_url": {"url": picture_url()}}]
+    messages += [message, {"role": "tool", "tool_call_id": call.id, "content": shown}]
+    answer = client.chat.completions.create(**body)
+    assert answer.choices[0].message.content == PICTURE_ANSWER
 
 
 def test_the_scripted_model_edits_the_forecast(client: StrictClient) -> None:

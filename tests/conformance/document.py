@@ -41,7 +41,7 @@ Also served: {variants}.
 
 Families whose checkpoints have a vision tower were served prompts with images: at every place of
 the text, several at once, cold and warm. The reference is one forward of mlx-vlm's whole model,
-with the masks of transformers for Gemma's images.
+with the masks of transformers for Gemma's images, and its GELU in Llama 4's tower.
 
 {images_table}
 ## Refused
@@ -87,10 +87,15 @@ def render(outcomes: Sequence[Outcome], images: Sequence[Outcome]) -> str:
 
 
 def images_table(outcomes: Sequence[Outcome]) -> str:
-    """A row for each family that is served with images."""
+    """A row for each family that is served with images, and why those of others are refused."""
     served = [each for each in outcomes if each.verdict is Verdict.SERVED]
-    rows = (f"| `{each.name}` | image | {each.error:.0e} |\n" for each in served)
-    return _IMAGES_HEADER + "".join(rows)
+    rows = [f"| `{each.name}` | image | {each.error:.0e} |\n" for each in served]
+    refused = [
+        f"- `{each.name}` is served without images: {each.reason}\n"
+        for each in outcomes
+        if each.verdict is Verdict.REFUSED
+    ]
+    return "".join([_IMAGES_HEADER, *rows, *(["\n"] if refused else []), *refused])
 
 
 def architectures(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -17,6 +17,7 @@ from server.dialects.warming import read_warm_prompt
 from server.http.listening import listening, url
 from server.models.model import public_name
 from server.models.registry import ModelRegistry
+from server.pressure.guard import MemoryGuard
 from server.serve import DrainingServer
 from server.settings import Settings
 from server.terminal.serve import page_launch
@@ -84,13 +85,14 @@ def serving(
     models: ModelRegistry,
     settings: Settings,
     socket_options: Mapping[int, int] = MappingProxyType({}),
+    guard: MemoryGuard | None = None,
 ) -> Iterator[str]:
-    """Likewise, of any models."""
+    """Likewise, of any models. Without `guard` the memory of the machine is not watched."""
     with listening(settings.host, settings.port) as sockets:
         for option, value in socket_options.items():
             for listener in sockets:
                 listener.setsockopt(socket.SOL_SOCKET, option, value)
-        app = create_app(models, settings, page_launch())
+        app = create_app(models, settings, page_launch(), guard)
         server = _ThreadedServer(app, models, settings)
 
         def main() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import queue
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -304,6 +304,9 @@ class FakeEngine:
     preparing: Gate | None = None  # where every image waits
     waits_for: WaitReason | None = None  # what is asked of it
     looks: int = 0  # at the cache
+    blocks_of: Callable[[Request], int] = lambda request: 1
+    given_back: list[float] = field(default_factory=list)  # the shares that were to be evicted
+    memory: MemoryStats = MEMORY
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: Gate = field(default_factory=Gate)
     _how: str = "it was drained"
@@ -448,7 +451,7 @@ class FakeEngine:
                 recent_hits=RECENT_HITS,
                 disk=self.disk,
             ),
-            memory=MEMORY,
+            memory=self.memory,
             sequences=self._counters.counts(),
             decode=self.decode,
         )
@@ -462,6 +465,11 @@ class FakeEngine:
             return Cleared(blocks=0, bytes=0)
         self._seen.clear()
         return Cleared(blocks=20, bytes=655_360)
+
+    async def give_back(self, evicted_share: float) -> int:
+        self._check_alive()
+        self.given_back.append(evicted_share)
+        return round(evicted_share * 128)
 
     async def tree(self, since: int) -> TreeSnapshot | TreeChanges:
         self._check_alive()
@@ -497,7 +505,10 @@ class FakeEngine:
         """As of the gate, up to which all that was drafted was right."""
         accepted = len(drafted(request, self.script)[: self.script.gate_after_tokens])
         prompt_tokens = len(request.prompt)
-        return RequestInfo(request.id, index, self.waits_for, prompt_tokens, 0, 0, 0, 1, accepted)
+        blocks = self.blocks_of(request)
+        return RequestInfo(
+            request.id, index, self.waits_for, prompt_tokens, 0, 0, 0, blocks, accepted
+        )
 
     def is_alive(self) -> bool:
         return not self.script.dead

@@ -97,6 +97,35 @@ def test_a_limit_beyond_the_longest_prompt_is_reported_as_none(model: Path, tmp_
     assert lives.said[-1] == f"disk cache: {tmp_path}, at most 512 MiB, prompts whole"
 
 
+def test_prefixes_that_are_evicted_for_lack_of_memory_go_to_disk(
+    model: Path, tmp_path: Path
+) -> None:
+    """At once, before they would be written by themselves."""
+
+    async def serve() -> None:
+        engine = loaded(Lives(model, DiskCacheConfig(tmp_path, max_bytes=64 * MIB)).config)
+        try:
+            assert await _ask(engine, "first", PROMPT) == 0
+            n_blocks = (await engine.stats()).cache.blocks_cached
+            assert n_blocks
+            evicted = await engine.give_back(0.0)
+            assert (evicted, (await engine.stats()).cache.blocks_cached) == (0, n_blocks)
+            assert await engine.give_back(1.0) == n_blocks
+            assert (await engine.stats()).cache.blocks_cached == 0
+            async with asyncio.timeout(PATIENCE):
+                while not await _has_entries(engine, len(PROMPT) // 32):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        finally:
+            await engine.drain(10.0)
+
+    asyncio.run(serve())
+
+
+async def _has_entries(engine: Engine, n_entries: int) -> bool:
+    disk = (await engine.stats()).cache.disk
+    return disk is not None and disk.entries >= n_entries
+
+
 def test_what_is_on_disk_is_told_while_nothing_is_computed(model: Path, tmp_path: Path) -> None:
     async def idle() -> None:
         disk = DiskCacheConfig(tmp_path, max_bytes=64 * MIB)

@@ -332,7 +332,9 @@ class GatedEncoder:
         self.failure: Exception | None = None
         limits = Limits(257, 100, 100, 1, most_waiting, step_tokens=20, pools=True)
         self.thread = EncoderThread(
-            lambda: EncoderParts(self._encode, CARD, limits, lambda: MEMORY, lambda: None),
+            lambda: EncoderParts(
+                self._encode, CARD, limits, lambda: MEMORY, lambda: None, lambda: None
+            ),
             self.events.extend,
             lambda: None,
         )

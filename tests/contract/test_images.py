@@ -11,14 +11,13 @@ from typing import Any
 import httpx
 import pytest
 from blake3 import blake3
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from engine.api import ImagesBusy
 from engine.values.images import PreparedImage
 from server.settings import Settings
 from tests.contract.daemon import running
 from tests.contract.fake_engine import IMAGE, PLACEHOLDER, SEEING, FakeEngine, Gate
+from tests.contract.image_conversations import CALL, data_url
 
 CAT = IMAGE + b"cat"
 
@@ -46,10 +45,6 @@ def http(url: str, seeing: FakeEngine) -> Iterator[httpx.Client]:
     seeing.reset()
     with httpx.Client(base_url=url, timeout=20) as client:
         yield client
-
-
-def data_url(data: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
 def test_an_image_of_a_chat(http: httpx.Client, seeing: FakeEngine) -> None:
@@ -87,7 +82,6 @@ def prompts_of(seeing: FakeEngine) -> bytes:
 
 ENCODED = base64.b64encode(CAT).decode()
 SHOWN = b"[\0\0\0]"
-CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 CHAT = {
     "messages": [
         {
@@ -417,124 +411,3 @@ def test_a_stream_is_kept_alive_while_its_images_are_prepared(
 
 
 MESSAGES_OF_TEXT = [{"role": "user", "content": "Hi"}]
-
-
-@dataclass
-class Conversation:
-    """A generated conversation: turns of a user and of tools, whose parts are texts and images."""
-
-    turns: list[tuple[str, list[str | bytes]]]
-
-    @property
-    def images(self) -> list[bytes]:
-        return [part for _, parts in self.turns for part in parts if isinstance(part, bytes)]
-
-    @property
-    def texts(self) -> list[str]:
-        return [part for _, parts in self.turns for part in parts if isinstance(part, str)]
-
-    def chat(self) -> dict[str, Any]:
-        messages: list[dict[str, Any]] = []
-        for number, (role, parts) in enumerate(self.turns):
-            content = [
-                {"type": "text", "text": part}
-                if isinstance(part, str)
-                else {"type": "image_url", "image_url": {"url": data_url(part)}}
-                for part in parts
-            ]
-            if role == "tool":
-                call = {**CALL, "id": f"call_{number}"}
-                messages.append({"role": "assistant", "tool_calls": [call]})
-                messages.append({"role": role, "tool_call_id": call["id"], "content": content})
-            else:
-                messages.append({"role": role, "content": content})
-        return {"messages": messages, "max_tokens": 1}
-
-    def messages(self) -> dict[str, Any]:
-        messages: list[dict[str, Any]] = []
-        for number, (role, parts) in enumerate(self.turns):
-            content: list[dict[str, Any]] = [
-                {"type": "text", "text": part}
-                if isinstance(part, str)
-                else {
-                    "type": "image",
-                    "source": {"type": "base64", "data": base64.b64encode(part).decode()},
-                }
-                for part in parts
-            ]
-            if role == "tool":
-                id = f"call_{number}"
-                use = {"type": "tool_use", "id": id, "name": "look", "input": {}}
-                messages.append({"role": "assistant", "content": [use]})
-                content = [{"type": "tool_result", "tool_use_id": id, "content": content}]
-            messages.append({"role": "user", "content": content})
-        return {"messages": messages, "max_tokens": 1}
-
-    def responses(self) -> dict[str, Any]:
-        items: list[dict[str, Any]] = []
-        for number, (role, parts) in enumerate(self.turns):
-            content = [
-                {"type": "input_text", "text": part}
-                if isinstance(part, str)
-                else {"type": "input_image", "image_url": data_url(part)}
-                for part in parts
-            ]
-            if role == "tool":
-                id = f"call_{number}"
-                call = {"type": "function_call", "call_id": id, "name": "look", "arguments": "{}"}
-                items.append(call)
-                items.append({"type": "function_call_output", "call_id": id, "output": content})
-            else:
-                items.append({"role": role, "content": content})
-        return {"input": items, "max_output_tokens": 1}
-
-    def ollama(self) -> dict[str, Any]:
-        messages: list[dict[str, Any]] = []
-        for role, parts in self.turns:
-            if role == "tool":
-                call = {"function": {"name": "look", "arguments": {}}}
-                messages.append({"role": "assistant", "tool_calls": [call]})
-            said = "".join(part for part in parts if isinstance(part, str))
-            shown = [base64.b64encode(part).decode() for part in parts if isinstance(part, bytes)]
-            messages.append({"role": role, "content": said, "images": shown})
-        return {"messages": messages, "stream": False, "options": {"num_predict": 1}}
-
-
-PARTS = st.lists(
-    st.sampled_from(["", "a", "b" * 5, IMAGE + b"x", IMAGE + b"yy", IMAGE + b"zzz"]),
-    min_size=1,
-    max_size=3,
-)
-
-
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(st.lists(st.tuples(st.sampled_from(["user", "tool"]), PARTS), min_size=1, max_size=4))
-def test_generated_conversations(
-    http: httpx.Client, seeing: FakeEngine, turns: list[tuple[str, list[str | bytes]]]
-) -> None:
-    """All images of all dialects are shown, in their order, and all texts."""
-    said = Conversation([("user", ["begin"]), *turns])
-    for path, body in (
-        ("/v1/chat/completions", said.chat()),
-        ("/v1/messages", said.messages()),
-        ("/v1/responses", said.responses()),
-        ("/api/chat", said.ollama()),
-    ):
-        answer = http.post(path, json=body)
-        assert answer.status_code == 200, answer.text
-        request = seeing.submitted.get_nowait()
-        digests = [blake3(data + b"full").digest() for data in said.images]
-        assert [image.digest for image in request.images] == digests
-        for image, data in zip(request.images, said.images, strict=True):
-            ((start, n_tokens),) = image.runs
-            assert n_tokens == len(data) - len(IMAGE)
-            assert set(request.prompt[start : start + n_tokens]) == {PLACEHOLDER}
-            assert request.prompt[start - 1] == ord("[")
-        assert list(request.prompt).count(PLACEHOLDER) == sum(
-            len(data) - len(IMAGE) for data in said.images
-        )
-        if path != "/api/chat":
-            prompt = bytes(request.prompt)
-            assert all(text.encode() in prompt for text in said.texts)

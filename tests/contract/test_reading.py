@@ -36,6 +36,9 @@ PARAMETERS = {
     "limit": ("", "1"),
     "order": ("", "asc"),
     "after": ("", "msg_0"),
+    "before_id": ("", "msgbatch_0"),
+    "after_id": ("", "msgbatch_0"),
+    "purpose": ("", "batch"),
     "client_version": ("", "1"),
 }
 """The values of each parameter of a path or a query; empty in a query: left out."""
@@ -75,7 +78,12 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRegistry:
     """Three models, the first in memory, and one in the cache, which is served on demand."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     repository(tmp_path, "org/small", DEFAULT_CHECKPOINT)
-    settings = settings_of(on_demand=True, dashboard_text=True, body_timeout_seconds=0.2)
+    settings = settings_of(
+        on_demand=True,
+        dashboard_text=True,
+        body_timeout_seconds=0.2,
+        batches=tmp_path / "batches",
+    )
     return ModelRegistry(settings, Engines(), needs)
 
 

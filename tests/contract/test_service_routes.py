@@ -16,11 +16,13 @@ import server
 from engine.values.model import ModelCard, Place, facts_of
 from engine.values.stats import CacheTier, Histogram, Latency
 from server.app import create_app
+from server.pressure.guard import MemoryGuard
 from server.settings import Settings
 from tests.contract.conftest import ChatBody
-from tests.contract.daemon import registry_of, running
+from tests.contract.daemon import registry_of, running, serving
 from tests.contract.fake_engine import CARD, DECODE, DISK, FakeEngine, Gate, Script, observed
 from tests.contract.metrics import metric_families, value
+from tests.contract.pressure import ScriptedSources
 from tests.contract.scripted import CLIENT_SECONDS, StrictClient
 from tests.polling import WAIT_SECONDS, until
 
@@ -529,11 +531,16 @@ def test_an_engine_that_computes_nothing_has_no_path_of_decodes() -> None:
 
 @pytest.mark.parametrize("place", NAMES_METRICS)
 def test_dashboards_alerts_and_documents_name_metrics_that_exist(
-    http: httpx.Client, place: str
+    place: str, tmp_path: Path
 ) -> None:
     """A panel over a misspelt name is just empty; nobody notices."""
-    http.get("/health")  # answers are counted once they are over
-    text = http.get("/metrics").text
+    settings, sources = Settings(port=0, batches=tmp_path), ScriptedSources()
+    models = registry_of(FakeEngine(), settings)
+    guard = MemoryGuard(sources, models, settings.memory_guard)
+    with serving(models, settings, guard=guard) as url, httpx.Client(base_url=url) as http:
+        until(lambda: guard.readings)
+        http.get("/health")  # answers are counted once they are over
+        text = http.get("/metrics").text
     shown = {sample.name for family in metric_families(text).values() for sample in family.samples}
     asked = {name for path in ROOT.glob(place) for name in METRIC.findall(path.read_text())}
     assert asked

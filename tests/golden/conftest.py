@@ -15,8 +15,10 @@ from engine.mlx_backend.runner import Launch
 from engine.values.settings import KVFormat
 from tests.checkpoints import FAMILIES, write_family
 from tests.devices import DEVICE, is_cpu, launches, strategies
+from tests.golden.imaging import Bench, Scene, load_with_images
 from tests.offline import Served, load
 from tests.stored_peer import store_in_format
+from tests.vision_checkpoints import write_vision_checkpoint
 
 as_served = smaller_units if is_cpu(DEVICE) else as_it_is
 
@@ -84,6 +86,20 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
 def served_of(checkpoint_of: Callable[[str], Path]) -> Callable[[str], Served]:
     """A family's model as the daemon loads it."""
     return cache(lambda family: load(checkpoint_of(family), kv_format=FAMILIES[family].kv_format))
+
+
+@pytest.fixture(scope="session")
+def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bench]:
+    """The model of a family whose checkpoint has a vision tower, and its whole model."""
+    parent = tmp_path_factory.mktemp("towers")
+
+    def make(family: str) -> Bench:
+        checkpoint = write_vision_checkpoint(family, parent)
+        served = load_with_images(checkpoint)
+        assert served.execution.images is not None, served.execution.images_refused
+        return Bench(Scene(family, checkpoint), served)
+
+    return cache(make)
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,12 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
+from mlx.nn.layers.activations import GELU
 from mlx.nn.layers.base import Module
 
 from engine.images.layout import ImageLayout, image_layout
 from engine.mlx_backend.assembly import attentions
+from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.loading.loader import load_weights, open_images, open_model
 from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.vision.families import KimiVL
@@ -32,6 +34,7 @@ from engine.values.settings import KVFormat
 from engine.values.tokens import pack
 from tests.golden.driving import random_tokens
 from tests.offline import OfflineDaemon, Room, Served
+from tests.stored_peer import store_in_format
 
 STEP_TOKENS = 120
 Logits = npt.NDArray[np.float32]
@@ -83,7 +86,7 @@ class Scene:
 
     def image(self, seed: int, rows: int = 2, columns: int = 3) -> PreparedImage:
         """Random pixels, that many squares of patches high and wide where the family's images have
-        any size.
+        any size. Most images are shown in tiles, too, where the family has some.
         """
         merge, vision = self.layout.merge, self.config["vision_config"]
         patch = int(vision["patch_size"])
@@ -95,7 +98,13 @@ class Scene:
         else:
             grid = rows * merge, columns * merge
             n_patches = grid[0] * grid[1]
+            tiles = (1, 1) if seed % 4 == 2 else (rows - 1, columns - 1)
+            n_tiles = tiles[0] * tiles[1] if tiles != (1, 1) else 0
+            if self.family in ("llama4", "lfm2_vl"):
+                grid = (*tiles, *((4, 4) if self.family == "llama4" else grid))
             shape = {
+                "llama4": (n_tiles + 1, 3, 4 * patch, 4 * patch),
+                "lfm2_vl": (16 * n_tiles + n_patches, 3 * patch**2),
                 "pixtral": (3, grid[0] * patch, grid[1] * patch),
                 "mistral3": (3, grid[0] * patch, grid[1] * patch),
                 "gemma4": (70 * merge**2, 3 * patch**2),
@@ -138,10 +147,18 @@ class WholeModel:
         weights = dict(tensors)
         if family == "kimi_vl":
             weights = _with_joint_projections(weights)
-        for part in (self._model, self._model.vision_tower, self._model.language_model):
+        tower: Any = self._model.vision_model if family == "llama4" else self._model.vision_tower
+        if family == "llama4":  # mlx-vlm approximates the function that transformers has
+            for module in (*tower.model.layers, tower.vision_adapter):
+                module.mlp.activation_fn = GELU()
+        for part in (self._model, tower, self._model.language_model):
             if hasattr(part, "sanitize"):
                 weights = part.sanitize(weights)
         self._model.load_weights(list(weights.items()))
+
+    def store_in_format(self, layout: Layout) -> None:
+        """Attend to K and V as `layout` stores them."""
+        store_in_format(self._model.language_model, layout)
 
     def logits(self, tokens: Sequence[int], images: Sequence[Image]) -> Logits:
         """After every token, `[tokens, vocabulary]`."""
@@ -200,9 +217,28 @@ def _embedded(model: Module, image: Image) -> Any:
             pixels, more = pixels[None], {"image_sizes": [pixels.shape[1:]]}
         case "gemma3":
             pixels = pixels[None]
+        case "llama4":
+            pass
+        case "lfm2_vl":
+            pixels, more = _views(np.load(image.file), image.grid)
         case _:
             more = {"image_grid_thw": mx.array([image.grid])}
     return model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **more)
+
+
+def _views(patches: Logits, grid: tuple[int, ...]) -> tuple[mx.array, dict[str, mx.array]]:
+    """The tiles of an image of LFM2-VL, and the whole of it, all of one size."""
+    tiles, whole = grid[0] * grid[1], grid[2:]
+    shapes = [*([(4, 4)] * tiles if tiles > 1 else ()), whole]
+    sizes = [rows * columns for rows, columns in shapes]
+    views = np.zeros((len(sizes), 64, patches.shape[1]), np.float32)
+    for view, size, stop in zip(views, sizes, np.cumsum(sizes), strict=True):
+        view[:size] = patches[stop - size : stop]
+    mask = np.arange(64) < np.array(sizes)[:, None]
+    return mx.array(views), {
+        "pixel_attention_mask": mx.array(mask.astype(np.int32)),
+        "spatial_shapes": mx.array(np.array(shapes, np.int32)),
+    }
 
 
 def image_token(model: Module) -> int:
@@ -237,7 +273,9 @@ def _compute_qwen(model: Module, tokens: list[int], images: Sequence[Image]) -> 
     embeddings = language.model.embed_tokens(ids)
     found = [_embedded(model, image) for image in images]
     embeddings = _spliced(embeddings, images, [each.inputs_embeds[0] for each in found])
-    more: dict[str, Any] = {}
+    # mlx-vlm reads positions from ids, of which sent ones may be any.
+    at_offsets = mx.broadcast_to(mx.arange(len(tokens)), (3, 1, len(tokens)))
+    more: dict[str, Any] = {"position_ids": at_offsets}
     if images:
         # Which tokens stand for images is read from ids, of which generated ones may be any.
         known = np.ones((1, len(tokens)), np.int32)
@@ -375,6 +413,22 @@ def request_of(name: str, prompt: Prompt) -> Request:
         ignore_eos=True,
         images=images,
     )
+
+
+def serve(
+    daemon: OfflineDaemon, bench: Bench, prompts: Mapping[str, Prompt]
+) -> Mapping[tuple[str, int], Sequence[int]]:
+    """All at once; each answer is the whole model's. Returns the answers."""
+    said = daemon.serve(*(request_of(name, prompt) for name, prompt in prompts.items()))
+    for name, prompt in prompts.items():
+        bench.expect(prompt, said[name, 0], daemon.logprobs[name, 0])
+    return said
+
+
+def encoded(daemon: OfflineDaemon) -> int:
+    """How many images were encoded."""
+    assert daemon.scheduler.images is not None
+    return daemon.scheduler.images.stats().encoded
 
 
 def prompts_of(bench: Bench) -> dict[str, Prompt]:

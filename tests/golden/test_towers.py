@@ -15,8 +15,10 @@ from engine.images.packages import INSTALL
 from engine.mlx_backend.loading.images import Vision, open_vision
 from engine.mlx_backend.vision.modules import NoVision
 from engine.values.images import Image
-from tests.golden.imaging import STEP_TOKENS, load_with_images
-from tests.vision_checkpoints import VISION_FAMILIES, write_vision_checkpoint
+from tests.golden.driving import random_tokens
+from tests.golden.imaging import N_TOKENS, ROOM, STEP_TOKENS, load_with_images, request_of
+from tests.offline import OfflineDaemon
+from tests.vision_checkpoints import REFUSED_FAMILIES, VISION_FAMILIES, write_vision_checkpoint
 
 pytest.importorskip("mlx_vlm", reason="the packages for images are not installed")
 
@@ -90,6 +92,16 @@ def test_text_is_served_where_the_tower_is_broken(tmp_path: Path) -> None:
     served = load_with_images(checkpoint)
     assert served.images is None
     assert "cannot be loaded: Missing 1 parameters" in served.execution.images_refused
+
+
+@pytest.mark.parametrize("family", REFUSED_FAMILIES)
+def test_text_is_served_where_the_tower_is_not_supported(family: str, tmp_path: Path) -> None:
+    served = load_with_images(write_vision_checkpoint(family, tmp_path))
+    assert served.images is None
+    assert f"tower of {family} is not supported: " in served.execution.images_refused
+    daemon = OfflineDaemon(served, served.execution.attention, ROOM)
+    said = daemon.serve(request_of("text", (random_tokens(30, 1), ())))
+    assert len(said["text", 0]) == N_TOKENS
 
 
 def test_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

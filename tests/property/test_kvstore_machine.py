@@ -2,6 +2,7 @@
 
 The arena is a dictionary that says of each slot for which tokens its KV was computed. The property:
 a lease never claims a slot, and the index never offers one, that was computed for another prefix.
+Images in prompts have the ids of their content. Those whose tokens see each other are never cut.
 Steps are planned for several leases and run together, as the scheduler does: copies in the order in
 which they were given, then the writes; in between others may come, go and be evicted.
 """
@@ -29,61 +30,41 @@ from kvstore.tokens import TOKEN_BYTES, Tokens
 from kvstore.tree import RadixTree
 from kvstore.types import BlockId, Namespace
 from tests.profiles import examples
+from tests.property.naive_store import (
+    PICTURES,
+    Arena,
+    Ids,
+    Indexed,
+    Picture,
+    all_of,
+    common_prefix,
+    flat,
+    ids_of_path,
+    tokens_of,
+    without_cut_picture,
+)
 from tests.unit.kv_helpers import walk
-
-Ids = tuple[int, ...]
-Slot = tuple[Namespace, Ids] | None
-"""A namespace and all tokens up to and including the slot's own; None holds nothing of use."""
 
 NAMESPACES = (Namespace(model="m"), Namespace(model="m", cache_salt="tenant"))
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Begins like the `like`-th of those before, up to `cut`, and goes on with `more`."""
+    """Begins like the `like`-th of those before, up to `cut` or the image there, and goes on with
+    `more`.
+    """
 
     like: int
     cut: int
-    more: list[int]
+    more: list[int | Picture]
 
 
 namespaces = st.sampled_from(NAMESPACES)
 token_ids = st.integers(0, 2)
 which = st.integers(0, 99)
 """Picks one of what there is: a live lease, an earlier prompt, a position."""
-prompts = st.builds(Prompt, which, st.integers(0, 20), st.lists(token_ids, min_size=1, max_size=8))
-
-
-class Arena:
-    """Blocks of slots, each of which remembers for which tokens it was computed."""
-
-    def __init__(self, n_blocks: int, block_size: int) -> None:
-        self._block_size = block_size
-        self._slots: list[list[Slot]] = [[None] * block_size for _ in range(n_blocks)]
-
-    def copy(self, op: CopyBlock) -> None:
-        copied = self._slots[op.source][: op.n_tokens]
-        self._slots[op.target] = copied + [None] * (self._block_size - op.n_tokens)
-
-    def write(self, block: BlockId, position: int, slot: Slot) -> None:
-        self._slots[block][position % self._block_size] = slot
-
-    def read(self, block: BlockId, position: int) -> Slot:
-        return self._slots[block][position % self._block_size]
-
-    def wipe(self, block: BlockId) -> None:
-        self._slots[block] = [None] * self._block_size
-
-
-@dataclass
-class Indexed:
-    """What was indexed in one namespace. Exact while nothing has been evicted."""
-
-    runs: set[Ids]
-    is_exact: bool = True
-
-    def hit_tokens(self, ids: Ids) -> int:
-        return max((common_prefix(run, ids[:-1]) for run in self.runs), default=0)
+items = token_ids | st.sampled_from(PICTURES)
+prompts = st.builds(Prompt, which, st.integers(0, 20), st.lists(items, min_size=1, max_size=8))
 
 
 class KVStoreMachine(RuleBasedStateMachine):
@@ -114,7 +95,7 @@ class KVStoreMachine(RuleBasedStateMachine):
     @rule(namespace=namespaces, prompt=prompts)
     def probe(self, namespace: Namespace, prompt: Prompt) -> None:
         before, ids = self.snapshot(), self.ids_for(prompt)
-        self.check_hit(namespace, ids, self.store.probe(namespace, Tokens(ids)))
+        self.check_hit(namespace, ids, self.store.probe(namespace, tokens_of(ids)))
         assert self.snapshot() == before
 
     @rule(
@@ -141,13 +122,13 @@ class KVStoreMachine(RuleBasedStateMachine):
     @rule(namespace=namespaces, prompt=prompts)
     def admit_cold(self, namespace: Namespace, prompt: Prompt) -> None:
         before = self.snapshot()
-        lease = self.store.admit(namespace, Tokens(self.ids_for(prompt)), adopts=False)
+        lease = self.store.admit(namespace, tokens_of(self.ids_for(prompt)), adopts=False)
         self.joined(lease, before)
         assert isinstance(lease, Refusal) or lease.cached_tokens == 0
 
     @rule(namespace=namespaces, prompt=prompts)
     def expect(self, namespace: Namespace, prompt: Prompt) -> None:
-        pending = QueuedPrompt(namespace, Tokens(self.ids_for(prompt)))
+        pending = QueuedPrompt(namespace, tokens_of(self.ids_for(prompt)))
         self.pending.append(pending)
         assert self.must_wait(pending) is self.is_worth_a_wait(pending)
 
@@ -171,11 +152,11 @@ class KVStoreMachine(RuleBasedStateMachine):
 
     # Of a lease outside the step: else the fork would share a block that is about to be written.
     @precondition(lambda self: self.idle())
-    @rule(at=which, cut=which, more=st.lists(token_ids, min_size=1, max_size=4))
-    def fork(self, at: int, cut: int, more: list[int]) -> None:
+    @rule(at=which, cut=which, more=st.lists(items, min_size=1, max_size=4))
+    def fork(self, at: int, cut: int, more: list[int | Picture]) -> None:
         before, lease = self.snapshot(), self.pick(at)
-        n_tokens = cut % (lease.written_tokens + 1)
-        tokens = Tokens([*lease.tokens.ids(0, n_tokens), *more])
+        shared = without_cut_picture(ids_of(lease)[: cut % (lease.written_tokens + 1)])
+        tokens, n_tokens = tokens_of((*shared, *flat(more))), len(shared)
         other = self.store.fork(lease, tokens, n_tokens)
         self.joined(other, before)
         if isinstance(other, Lease):
@@ -264,7 +245,7 @@ class KVStoreMachine(RuleBasedStateMachine):
         for lease in self.live:
             self.check_slots(lease.namespace, lease.table[:], ids_of(lease)[: lease.written_tokens])
         for namespace, path, node in walk(self.tree):
-            ids = unpacked(path)
+            ids = ids_of_path(path)
             first = (len(path) - len(node.packed)) // TOKEN_BYTES
             self.check_slots(namespace, node.blocks, ids, first)
         for block in self.store.pool.free_blocks():
@@ -302,7 +283,7 @@ class KVStoreMachine(RuleBasedStateMachine):
 
     def ids_for(self, prompt: Prompt) -> Ids:
         like = self.prompts[prompt.like % len(self.prompts)]
-        return (*like[: prompt.cut], *prompt.more)
+        return (*without_cut_picture(like[: prompt.cut]), *flat(prompt.more))
 
     def idle(self) -> list[Lease]:
         """The leases that are not part of the step being planned."""
@@ -316,12 +297,11 @@ class KVStoreMachine(RuleBasedStateMachine):
         self, namespace: Namespace, prompt: Prompt, reserve: int, spare: int
     ) -> Lease | Refusal:
         before, ids = self.snapshot(), self.ids_for(prompt)
-        hit_tokens = self.store.probe(namespace, Tokens(ids))
-        lease = self.store.admit(namespace, Tokens(ids), reserve, spare)
+        hit_tokens = self.store.probe(namespace, tokens_of(ids))
+        lease = self.store.admit(namespace, tokens_of(ids), reserve, spare)
         self.joined(lease, before)
         if isinstance(lease, Lease):
-            whole_tokens = hit_tokens - hit_tokens % self.block_size
-            assert lease.cached_tokens in (hit_tokens, whole_tokens)
+            assert lease.cached_tokens in self.adoptable(lease.tokens, hit_tokens)
             assert len(lease.table) * self.block_size >= len(ids) + reserve
             assert self.store.available_blocks >= spare
         return lease
@@ -349,7 +329,22 @@ class KVStoreMachine(RuleBasedStateMachine):
         """How many tokens both begin with, in whole blocks that the lease was admitted with."""
         own, other = ids_of(lease)[: self.admitted_tokens[lease]], all_of(pending.tokens)[:-1]
         common = common_prefix(own, other)
-        return common - common % self.block_size
+        return self.uncut(pending.tokens, range(0, common + 1, self.block_size))
+
+    def adoptable(self, tokens: Tokens, hit_tokens: int) -> list[int]:
+        """How many tokens of a hit are adopted, which depends on the room for a copied block."""
+        found = [hit_tokens]
+        while tail := found[-1] % self.block_size:
+            found.append(self.uncut(tokens, range(found[-1] - tail + 1)))
+        return found
+
+    def uncut(self, tokens: Tokens, ends: range) -> int:
+        """The last of these positions that cuts no image whose tokens see each other."""
+        return max(end for end in ends if not self.is_cut(tokens, end))
+
+    def is_cut(self, tokens: Tokens, end: int) -> bool:
+        """Whether an image whose tokens see each other goes on there."""
+        return any(first < end < stop for first, stop in tokens.wholes)
 
     def append(self, lease: Lease, token_id: int) -> None:
         if lease.written_tokens == len(lease.tokens):
@@ -360,9 +355,12 @@ class KVStoreMachine(RuleBasedStateMachine):
         self.run_step()
 
     def plan_for(self, lease: Lease, chunk_tokens: int) -> None:
-        n_tokens = min(chunk_tokens, len(lease.tokens) - lease.written_tokens)
-        if n_tokens == 0:
+        n_left = len(lease.tokens) - lease.written_tokens
+        if n_left == 0:
             return
+        n_tokens = lease.max_step_tokens(min(chunk_tokens, n_left))
+        assert 0 < n_tokens <= n_left
+        assert not self.is_cut(lease.tokens, lease.written_tokens + n_tokens)
         before = self.snapshot()
         if self.store.plan(lease, n_tokens) is not None:
             self.check_refused(before)
@@ -416,7 +414,8 @@ class KVStoreMachine(RuleBasedStateMachine):
         return self.indexed[namespace].is_exact
 
     def check_hit(self, namespace: Namespace, ids: Ids, hit_tokens: int) -> None:
-        longest = self.indexed[namespace].hit_tokens(ids)
+        most, tokens = self.indexed[namespace].hit_tokens(ids), tokens_of(ids)
+        longest = self.uncut(tokens, range(most + 1))
         assert hit_tokens <= longest
         assert hit_tokens == longest or not self.is_exact(namespace)
 
@@ -445,21 +444,6 @@ class KVStoreMachine(RuleBasedStateMachine):
 
 def ids_of(lease: Lease) -> Ids:
     return all_of(lease.tokens)
-
-
-def all_of(tokens: Tokens) -> Ids:
-    return tuple(tokens.ids(0, len(tokens)))
-
-
-def unpacked(path: bytes) -> Ids:
-    return tuple(memoryview(path).cast("Q").tolist())
-
-
-def common_prefix(left: Ids, right: Ids) -> int:
-    for i, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return i
-    return min(len(left), len(right))
 
 
 def test_the_store_behaves_like_the_naive_model() -> None:

@@ -2,6 +2,8 @@
 
 import json
 from itertools import count, pairwise
+from pathlib import Path
+from tempfile import mkdtemp
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from server.dialects.responses.store import StoredConversation
 from server.dialects.responses.tools import RequestTools
 from server.dialects.responses.write import ResponseForm
 from server.generation.choice import AnswerUsage
+from server.generation.seals import Seals
 from server.generation.template import TemplateTraits, in_place, template_messages
 from server.parsing.reader import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.record import Principal, RequestRecord
@@ -26,6 +29,8 @@ from tests.contract.fake_engine import ByteTokenizer
 from tests.scripted_answers import events_of, scripted_choice
 
 ITEMS: TypeAdapter[list[ConversationItem]] = TypeAdapter(list[ConversationItem])
+
+SEALS = Seals(lambda: Path(mkdtemp()))
 
 LOOK = FunctionTool(type="function", name="look")
 PATCH = CustomTool(type="custom", name="patch")
@@ -86,7 +91,7 @@ def test_an_answer_comes_back_as_it_was(
     choice = scripted_choice(said_parts)
     choice.feed(events_of(said_parts))
     response = json.loads(form(summary, sealed).whole([choice], AnswerUsage(7, 3, 5)))
-    messages = chat_messages(None, ITEMS.validate_python(response["output"]))
+    messages = chat_messages(None, ITEMS.validate_python(response["output"]), SEALS)
     content = "".join(said.text for said in answer if isinstance(said, Content))
     reasoning = "".join(said.text for said in answer if isinstance(said, Reasoning))
     calls = [said for said in answer if isinstance(said, tuple)]
@@ -126,7 +131,7 @@ REASONING = st.builds(
 def test_nothing_is_lost_and_everybody_speaks_where_the_template_has_a_place(
     instructions: str | None, items: list[dict[str, object]], roles_there: TemplateTraits
 ) -> None:
-    said = chat_messages(instructions, ITEMS.validate_python(items))
+    said = chat_messages(instructions, ITEMS.validate_python(items), SEALS)
     messages = template_messages(in_place(said, roles_there), roles_there)
     roles = [message["role"] for message in messages]
     assert "developer" not in roles

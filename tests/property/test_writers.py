@@ -36,7 +36,7 @@ from server.dialects.completions import (
     CompletionRequest,
 )
 from server.dialects.job import Job
-from server.dialects.messages.routes import MESSAGE_EVENTS, MessageBody, MessageForm
+from server.dialects.messages.write import MESSAGE_EVENTS, MessageBody, MessageForm
 from server.dialects.ollama.schema import OllamaChatAnswer, OllamaGenerateAnswer
 from server.dialects.ollama.write import Shape, answer_job, chat_shape, generate_shape
 from server.dialects.responses.output import RESPONSE_EVENTS, ResponseBody

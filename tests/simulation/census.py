@@ -54,6 +54,7 @@ class Happening(StrEnum):
     STEP_LOST = "steps lost, with their blocks"
     STORAGE_LOST = "steps lost, with all that was stored"
     RECOMPUTED = "sequences computed again after such a loss"
+    BACKGROUND = "rows computed in the background"
     READMITTED = "sequences admitted again while their row was in flight"
     IMAGE_ENCODED = "images encoded"
     IMAGE_REUSED = "images that another request had encoded, or was encoding"

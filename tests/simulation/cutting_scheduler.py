@@ -44,6 +44,15 @@ class CuttingScheduler(Scheduler):
         self._cut_share = random.choice([0.0, 0.0, 0.5])
         self._image_stats = ImageStats(0, 0, 0, 0)
 
+    def plan(self) -> Step | None:
+        step = super().plan()
+        has_others = self.sequences.n_foreground > 0  # planning ends those that have failed
+        rows = () if step is None else step.rows
+        n_background = sum(planned.sequence.request.is_background for planned in rows)
+        assert not (has_others and n_background), "computed in the background while others wait"
+        self._census[Happening.BACKGROUND] += n_background
+        return step
+
     def commit(self, step: Step, result: StepResult) -> None:
         readmitted = [
             planned

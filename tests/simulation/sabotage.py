@@ -395,7 +395,7 @@ SABOTAGES: Sequence[Sabotage] = (
         LiveSequences,
         "preempt",
         _keep_pooled,
-        287,
+        648,
         "another vector than when alone",
     ),
     Sabotage(
@@ -451,7 +451,7 @@ SABOTAGES: Sequence[Sabotage] = (
         PlannedRow,
         "is_current",
         property(_of_any_lease),
-        3082,
+        2983,
         "is to be written, and has 2 references",
     ),
     Sabotage(

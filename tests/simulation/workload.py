@@ -45,6 +45,7 @@ class Workload:
         self._prefixes = [self.tokens(3 * block_size, 8 * block_size) for _ in range(4)]
         self._sent = deque[list[int]](maxlen=3)
         self._background = Random(str(self._prefixes))
+        self._answers = Random(f"answers {self._prefixes}")  # of requests in the background
         self._background_rate = self._background.choice(background_rates)
         self._images: Random | None = None
         self._image_rate = 0.0
@@ -94,14 +95,20 @@ class Workload:
         )
 
     def _background_request(self, prompt: list[int], client: str) -> Request:
-        """A prompt that is computed while nothing else is, and perhaps kept from eviction."""
+        """A request that is computed while nothing else is: a prompt alone, which is perhaps kept
+        from eviction, or one with answers.
+        """
         random = self._background
-        return replace(
+        request = replace(
             self._without_answer(prompt, client, random),
             adapter=random.choice(self._adapters),
             is_background=True,
             pin=random.random() < 0.3,
         )
+        if request.pin or self._answers.random() < 0.5:
+            return request
+        most_tokens, n = self._answers.choice([1, 5, 30]), self._answers.choice([1, 1, 3])
+        return replace(request, max_tokens=most_tokens, n=n, ignore_eos=True)
 
     def _pooled_request(self, prompt: list[int], client: str) -> Request:
         """A text to embed, of which others begin like some, or, for all that is known, none."""

@@ -2,14 +2,19 @@
 
 import inspect
 import sys
+from random import Random
+from typing import Any
 
 import pytest
 
 from engine.api import InvalidRequest
 from engine.core import pins
+from engine.core.sequence import Step
+from engine.core.step import NO_STEP_MASKS
 from engine.values.output import FinishReason
 from kvstore import invariants
 from kvstore.window import WindowGroup
+from tests.profiles import examples
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt, row_tokens
 
 
@@ -226,9 +231,88 @@ def test_what_cannot_be_pinned_is_refused_in_words(
         warm(harness, prompt(1, tokens), pin=True)
 
 
-def test_only_prompts_without_an_answer_are_computed_in_the_background() -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [{"max_tokens": 0}, {"is_background": True}, {"is_background": True, "n": 2, "max_tokens": 0}],
+)
+def test_only_prompts_without_an_answer_are_pinned(fields: dict[str, Any]) -> None:
     harness = Harness()
-    with pytest.raises(InvalidRequest, match="max_tokens 0"):
-        harness.add(prompt(1, 8), max_tokens=4, is_background=True)
-    with pytest.raises(InvalidRequest, match="background request"):
-        harness.add(prompt(1, 8), pin=True)
+    with pytest.raises(InvalidRequest, match="background request with max_tokens 0"):
+        harness.add(prompt(1, 8), pin=True, **fields)
+
+
+def test_lines_are_decoded_together_once_their_common_prompt_is_computed() -> None:
+    harness = Harness(n_blocks=200, max_running=8)
+    shared = prompt(1, 64)
+    lines = [
+        harness.add([*shared, line], max_tokens=8, is_background=True, client="lines")
+        for line in range(6)
+    ]
+    harness.finish()
+    assert max(len(plan.rows) for plan in harness.plans) >= 4
+    assert sum(harness.usage(line).cached_tokens >= 64 - 8 for line in lines) == 5
+    assert all(harness.usage(line).completion_tokens == 8 for line in lines)
+    metrics = harness.scheduler.metrics
+    assert (metrics.first_token_seconds.total, metrics.token_gap_seconds.total) == (0, 0)
+
+
+def test_a_line_that_was_refused_blocks_keeps_no_chat_waiting() -> None:
+    """The engine's fairness between clients does not count what runs in the background."""
+    harness = Harness(n_blocks=40, max_running=4)
+    for line in range(4):
+        harness.add(prompt(line, 80), max_tokens=40, is_background=True, client=f"lines {line % 2}")
+    for _ in range(20):
+        harness.step()
+    chat = harness.add(prompt(9, 150), client="chat")
+    assert list(row_tokens(harness.step())) == [harness.sequence(chat).id]
+    harness.finish()
+
+
+@pytest.mark.parametrize("seed", range(examples(30)))
+def test_no_step_of_a_chat_has_a_row_of_a_line(seed: int) -> None:
+    """Chats and lines come at random, steps overlap as in the loop, and blocks are short. Every
+    request has the tokens that it has alone.
+    """
+    print("seed", seed)
+    random = Random(seed)
+    harness = Harness(n_blocks=random.choice([30, 60, 200]), max_running=random.choice([2, 4, 8]))
+    scheduler, requests = harness.scheduler, dict[str, tuple[list[int], int, int]]()
+    prefixes = [prompt(random.randrange(50), random.randrange(8, 60)) for _ in range(3)]
+
+    def arrive(*, is_background: bool) -> None:
+        tokens = [*random.choice(prefixes), *prompt(random.randrange(50), random.randrange(1, 30))]
+        max_tokens, n = random.randrange(0, 25), random.choice([1, 1, 2])
+        client = f"{is_background} {random.randrange(2)}"
+        added = harness.add(tokens, max_tokens, n=n, client=client, is_background=is_background)
+        requests[added] = tokens, max_tokens, n
+
+    in_flight: Step | None = None
+    for turn in range(400):
+        if turn < 250 and random.random() < 0.1:
+            arrive(is_background=random.random() < 0.6)
+        if random.random() < 0.02 and requests:
+            scheduler.abort(random.choice(list(requests)))
+        has_chats = scheduler.sequences.n_foreground > 0
+        step = scheduler.plan()
+        if step is not None and has_chats:
+            assert not [row for row in step.rows if row.sequence.request.is_background]
+        if step is not None:
+            harness.runner.submit(step.plan)
+        if in_flight is not None:
+            scheduler.commit(in_flight, harness.runner.collect())
+        if step is not None:
+            harness.runner.launch()
+            harness.runner.draw(NO_STEP_MASKS)
+        in_flight = step
+        harness.take(scheduler.take_events())
+        invariants.check(harness.store)
+    if in_flight is not None:
+        scheduler.commit(in_flight, harness.runner.collect())
+        harness.take(scheduler.take_events())
+    harness.finish()
+    for request, (tokens, max_tokens, n) in requests.items():
+        alone = Harness(n_blocks=200)
+        served = alone.serve(tokens, max_tokens, n=n)
+        for index in range(n):
+            if harness.reason(request, index) is not FinishReason.ABORT:
+                assert harness.output(request, index) == alone.output(served, index)

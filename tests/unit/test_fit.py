@@ -499,6 +499,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     def load(device: str, kv_cache_bytes: int) -> tuple[Limits, ModelMemory]:
         limits = list[Limits]()
         monkeypatch.setattr(host, "examine", lambda: FAKES[device])
+        monkeypatch.setattr(host, "process_bytes", lambda: 0)  # other tests' memory is no plan's
         monkeypatch.setattr(host, "limit_allocator", lambda *given: limits.append(Limits(*given)))
         asked = replace(config, kv_cache_bytes=kv_cache_bytes)
         opened = replace(assembly.open_checkpoint(asked, checkpoint), used_bytes=USED_BYTES)

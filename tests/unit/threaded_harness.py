@@ -143,6 +143,7 @@ class Parts:
             trials=Trials(GrammarPool(NoProcesses(), 1)),
             memory=lambda: NO_MEMORY,
             decode=lambda: NO_DECODE,
+            release_unused=lambda: None,
             release_thread=lambda: None,
             images=self.images,
         )

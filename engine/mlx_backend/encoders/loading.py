@@ -169,7 +169,12 @@ def assemble_encoder(
         pools=True,
     )
     return EncoderParts(
-        encode=encode, card=card, limits=limits, memory=meter.stats, release_thread=mx.clear_streams
+        encode=encode,
+        card=card,
+        limits=limits,
+        memory=meter.stats,
+        release_unused=host.release_unused,
+        release_thread=mx.clear_streams,
     )
 
 

@@ -12,7 +12,7 @@ MLX writes into an array in place only while nobody else refers to it. So every 
 rebinds its array at once, and returns no second reference that outlives a step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import mlx.core as mx
@@ -179,15 +179,23 @@ class LayerArena:
         # The sum is a new array: without it MLX would keep a view, and with it the plane.
         return [plane[:1, :1] + 0 for plane in self.planes if plane.size]
 
-    def grow(self, allocated_blocks: int) -> None:
-        """Let the planes hold `allocated_blocks` blocks. Existing blocks keep their contents."""
+    def resize(self, allocated_blocks: int) -> None:
+        """Let the planes hold `allocated_blocks` blocks. Those that stay keep their contents."""
         n_heads = allocated_blocks * self.shape.kv_heads
         old_slots, n_slots = self.n_heads * self.block_size, n_heads * self.block_size
-        added = [(0, 0), (0, n_slots - old_slots), (0, 0)]
-        grown = (mx.pad(self._parts(plane, old_slots), added) for plane in self.planes)
-        self.planes = tuple(parts.reshape(len(parts) * n_slots, parts.shape[2]) for parts in grown)
+        added = [(0, 0), (0, max(n_slots - old_slots, 0)), (0, 0)]
+        kept = (self._parts(plane, old_slots)[:, :n_slots] for plane in self.planes)
+        sized = (mx.contiguous(mx.pad(parts, added)) for parts in kept)
+        self.planes = tuple(parts.reshape(len(parts) * n_slots, parts.shape[2]) for parts in sized)
         mx.eval(self.planes)
         self.n_heads = n_heads
+
+    def runs(self, first: int, n_blocks: int) -> Iterator[tuple[mx.array, int, int]]:
+        """Where the planes have blocks, from the place `first` on: plane, first row, and rows."""
+        per_block = self.shape.kv_heads * self.block_size
+        for plane in self.planes:
+            for at in {0, self.values_at * self.block_size}:
+                yield plane, first * per_block + at, n_blocks * per_block
 
     @property
     def key_planes(self) -> tuple[mx.array, ...]:
@@ -308,6 +316,11 @@ class Arena:
         mx.eval(self.planes())  # memory is taken now, not when the first request comes
 
     @property
+    def grows(self) -> bool:
+        """Whether it began with memory for fewer blocks than it is for."""
+        return self._shift > 0
+
+    @property
     def is_attended(self) -> bool:
         """Whether an `Attention` reads any of the layers."""
         return any(not layer.shape.is_fixed for layer in self.layers)
@@ -324,8 +337,14 @@ class Arena:
         """
         wanted = min(max(n_blocks, self.n_allocated * 3 // 2), self.n_blocks)
         for layer in self.layers:
-            layer.grow(wanted + 2)
+            layer.resize(wanted + 2)
         self.n_allocated = wanted
+
+    def shrink(self, n_blocks: int) -> None:
+        """Keep the first `n_blocks` blocks alone, of an arena that grows, as `grow` copies them."""
+        for layer in self.layers:
+            layer.resize(n_blocks + 2)
+        self.n_allocated = n_blocks
 
     def release(self) -> None:
         """Release all planes, which cannot be computed any more. `allocate` must follow."""

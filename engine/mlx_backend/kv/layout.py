@@ -118,6 +118,11 @@ class Layout:
         return tuple(sorted({spec.window for spec in self._kv_specs if spec.window}))
 
     @cached_property
+    def n_planes(self) -> int:
+        """The number of arrays that hold the K and V of all layers."""
+        return sum(len(shape.parts) // (1 + shape.heads.share_plane) for shape in self.kv_layers)
+
+    @cached_property
     def states(self) -> tuple[ArrayShape, ...]:
         """The arrays of a sequence's recurrent state."""
         return tuple(array for spec in self._state_specs for array in spec.arrays)

@@ -124,7 +124,8 @@ class StateArena:
         """Give all slots the initial state."""
         self._batches: dict[SlotId, _Batch] = {}
         self._before_step: dict[SlotId, tuple[list[mx.array], int]] = {}  # arrays and row
-        self._bytes = 0  # of all batches
+        self.bytes = 0  # of all batches
+        self.n_arrays = 0  # of all batches
         self._unevaluated: list[mx.array] = []
 
     def execute(self, op: ResetState | CopyState | RoundState | RollBackState) -> None:
@@ -162,7 +163,7 @@ class StateArena:
             self._unbind(slot)
         # A slice of what the forward computed would keep all of that in memory.
         self._bind([mx.contiguous(array) for array in arrays], slots)
-        if self._bytes > self._most_bytes:
+        if self.bytes > self._most_bytes:
             self._compact()
 
     def begin_step(self) -> None:
@@ -183,6 +184,12 @@ class StateArena:
             if not are_computable(batch.arrays):
                 for slot in tuple(batch.row_of):
                     self._unbind(slot)
+
+    def forget(self, slots: Iterable[SlotId]) -> None:
+        """Give slots that nobody uses the initial state, and keep no memory for them."""
+        for slot in slots:
+            self._unbind(slot)
+        self._compact()
 
     def _read(self, slots: Sequence[SlotId], shapes: Sequence[ArrayShape]) -> list[mx.array]:
         runs = [
@@ -226,12 +233,14 @@ class StateArena:
         if batch is not None:
             del batch.row_of[slot]
             if not batch.row_of:
-                self._bytes -= batch.bytes
+                self.bytes -= batch.bytes
+                self.n_arrays -= len(batch.arrays)
 
     def _bind(self, arrays: list[mx.array], slots: Sequence[SlotId]) -> None:
         """Let slots that refer to no batch refer to the rows of a new one."""
         batch = _Batch(arrays, len(slots), {slot: row for row, slot in enumerate(slots)})
-        self._bytes += batch.bytes
+        self.bytes += batch.bytes
+        self.n_arrays += len(arrays)
         self._unevaluated += arrays
         self._batches.update(dict.fromkeys(slots, batch))
 
@@ -246,7 +255,7 @@ class StateArena:
             for slot, row in batch.row_of.items():
                 kept.row_of[slot] = new_row[row]
                 self._batches[slot] = kept
-            self._bytes += kept.bytes - batch.bytes
+            self.bytes += kept.bytes - batch.bytes
             self._unevaluated += kept.arrays
 
 

@@ -1,7 +1,7 @@
 """The arrays of all groups of the store: an arena for each kind of block, and the states."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, groupby, islice
 from typing import TypeVar
@@ -11,9 +11,11 @@ import numpy as np
 from blake3 import blake3
 
 from engine.core.step import StepPlan
+from engine.mlx_backend.host import KeptArrays
 from engine.mlx_backend.kv.arena import Arena, ArenaError
 from engine.mlx_backend.kv.formats import dtype_name
 from engine.mlx_backend.kv.layout import Layout
+from engine.mlx_backend.kv.pages import can_release_pages, release_pages
 from engine.mlx_backend.kv.shape import LayerShape, block_bytes
 from engine.mlx_backend.kv.states import ArrayShape, StateArena, state_bytes
 from kvstore.ops import (
@@ -35,6 +37,9 @@ FORMAT = "kv1"
 
 NEARLY_FULL = 3 / 4
 """The used share of its memory from which an arena grows while the engine is idle."""
+
+WORTH_SHRINKING = 8
+"""One part of an arena's memory in so many is worth shrinking it for."""
 
 _WORDS = (mx.uint64, mx.uint32, mx.uint16, mx.uint8)
 
@@ -230,6 +235,7 @@ class Storage:
         )
         self._layout = layout
         self._last_block = -1  # of those that steps have written to, while the arena grows
+        self._is_shrinking = False  # with the next `resize`
         self.part_bytes = (
             block_bytes(layout.full_layers, block_size),
             *(block_bytes(layout.layers_of(window), block_size) for window in layout.windows),
@@ -241,24 +247,59 @@ class Storage:
         return _kv_format(self._layout, self.full.block_size)
 
     def has_room_for(self, plan: StepPlan) -> bool:
-        """Whether memory has been taken for all blocks that a plan writes."""
+        """Whether memory has been taken for all blocks that a plan writes, and none is to be given
+        back. If not, `resize` must follow.
+        """
         full = self.full
-        if full.n_allocated == full.n_blocks:
+        if full.n_allocated == full.n_blocks and not self._is_shrinking:
             return True
         self._last_block = max(self._last_block, _last_block(plan))
-        return self._last_block < full.n_allocated
+        return self._last_block < full.n_allocated and not self._is_shrinking
 
-    def is_nearly_full(self) -> bool:
-        """Whether a step may soon need memory for more blocks than it has been taken for."""
+    def should_resize(self) -> bool:
+        """Whether a step may soon need memory for more blocks than it has been taken for, or memory
+        is to be given back.
+        """
         full = self.full
         used = self._last_block + 1
-        return full.n_allocated < full.n_blocks and used > NEARLY_FULL * full.n_allocated
+        is_nearly_full = used > NEARLY_FULL * full.n_allocated
+        return self._is_shrinking or (full.n_allocated < full.n_blocks and is_nearly_full)
 
-    def grow(self) -> None:
-        """Take memory for the blocks that steps have written to, and for some more. Nothing may be
-        in flight.
+    def shrink(self, free: Collection[BlockId]) -> None:
+        """Have the next `resize` give back the memory after the last block that is not `free`, if
+        it is worth the copy of all that is before, and of an arena that grows.
         """
-        self.full.grow(self._last_block + 1)
+        full, unused, kept = self.full, set(free), self.full.n_allocated
+        while kept > 1 and kept - 1 in unused:
+            kept -= 1
+        if full.grows and (full.n_allocated - kept) * WORTH_SHRINKING >= full.n_allocated:
+            self._is_shrinking, self._last_block = True, kept - 1
+
+    def resize(self) -> None:
+        """Take memory for the blocks that steps have written to, and for some more, or give back
+        what `shrink` has found. Nothing may be in flight.
+        """
+        full, needed = self.full, self._last_block + 1
+        if self._is_shrinking and needed < full.n_allocated:
+            full.shrink(needed)
+        elif not self._is_shrinking or needed > full.n_allocated:
+            full.grow(needed)
+        self._is_shrinking = False
+
+    def kept(self, n_weights: int) -> KeptArrays:
+        """The arrays that stay between steps, `n_weights` of weights among them. On any thread."""
+        n_arrays = n_weights + self._layout.n_planes + self.states.n_arrays
+        return KeptArrays(n_arrays, self.states.bytes)
+
+    def give_back(self, blocks: Sequence[BlockId], slots: Sequence[Sequence[SlotId]]) -> None:
+        """Give back the memory of these blocks, and of slots of each group, that nobody uses, as
+        far as it can be had without moving others. Nothing may be in flight, and no op may wait.
+        All planes and states must have been computed.
+        """
+        self.states.forget(chain(*slots[len(self.windows) :]))
+        if can_release_pages():
+            for arena, unused in zip((self.full, *self.windows), (blocks, *slots), strict=False):
+                release_pages(arena, unused)
 
     def execute(self, ops: Iterable[StorageOp]) -> list[list[mx.array]]:
         """Build each group's ops, one after another; groups do not depend on each other.

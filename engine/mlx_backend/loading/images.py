@@ -228,4 +228,5 @@ def workspace_bytes(vision: Vision, n_tokens: int) -> int:
     tower = vision.encoder.tower
     patches = tower.n_patches(n_tokens)
     hidden = patches * tower.hidden * _SCORE_BYTES * _HIDDEN_ARRAYS
-    return int(hidden + patches**2 * tower.heads * _SCORE_BYTES * _SCORE_ARRAYS)
+    scores = tower.n_scores(patches) * tower.heads * _SCORE_BYTES * _SCORE_ARRAYS
+    return int(hidden + scores)

@@ -264,6 +264,9 @@ def _fix_dynamic_rope(model: Module, max_context_tokens: int | None) -> int | No
 _FAULTS = {"olmo": "its model fails for two tokens or more, with its own cache, too"}
 """Faults of mlx-lm's models that are found before a model runs, by architecture."""
 
+_ALIASES = {"lfm2_vl": "lfm2-vl"}
+"""What mlx-lm names architectures that published checkpoints name otherwise."""
+
 _CLASSIFIER, _HEAD, _BODY = "score.weight", "lm_head.", "model."
 
 
@@ -279,7 +282,8 @@ def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
             raise ModelError(f"mlx-lm cannot run it: {fault}")
         if config.get("text_config") is None:
             config.pop("text_config", None)  # mlx-lm only checks whether the key exists
-        model, arguments = utils._get_classes(config)
+        named = _ALIASES.get(config["model_type"], config["model_type"])
+        model, arguments = utils._get_classes({**config, "model_type": named})
         return (model if purpose.generates else _without_head(model)), arguments
 
     changes = {}

@@ -13,13 +13,13 @@ from functools import cached_property
 
 from engine.api import ModelError
 from engine.kv_events.memory import REPLAY_BYTES, published_block_bytes
-from engine.mlx_backend.host import Machine
+from engine.mlx_backend.host import Machine, most_arrays
 from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.kv.shape import block_bytes
 from engine.mlx_backend.kv.states import StateBytes
 from engine.mlx_backend.loading.workspace import AttentionWorkspace
 from engine.values.settings import EngineConfig, KVEventsConfig
-from engine.values.stats import ModelMemory, readable_bytes
+from engine.values.stats import ArrayCounts, ModelMemory, readable_bytes
 from kvstore.pool import blocks_for
 from kvstore.sizes import (
     StateCounts,
@@ -189,6 +189,23 @@ class MemoryPlan:
         """
         longest = min(self.context_tokens, self.arena_tokens)
         return self.workspace.forward_keys(longest) if self.footprint.block_bytes else math.inf
+
+    def array_counts(self, n_weights: int, layout: Layout) -> ArrayCounts | None:
+        """The arrays that stay between steps, `n_weights` of weights among them; None where the
+        device does not state how many it allows.
+        """
+        most, states = most_arrays(), self.sizes.states
+        return (
+            ArrayCounts(
+                fixed=n_weights + layout.n_planes,
+                of_state=len(layout.states),
+                states=0 if states is None else states.total,
+                state_tokens=checkpoint_interval(self.config.block_size),
+                most=most,
+            )
+            if most
+            else None
+        )
 
     @property
     def memory(self) -> ModelMemory:

@@ -70,6 +70,10 @@ class Tower(Module):
         """The patches of an image of so many tokens."""
         return n_tokens * self.merge**2
 
+    def n_scores(self, n_patches: int) -> int:
+        """The pairs of patches that attend to each other, among those of an image."""
+        return n_patches**2
+
     def n_parts(self, grid: Grid) -> int:
         """The features of an image with this grid."""
         return math.prod(grid) // self.merge**2
@@ -364,20 +368,3 @@ class KimiVL(Tower):
                 own = own.replace(f".{part}.", f".attn.{part}.").replace(".attn.attn.", ".attn.")
             named[own] = array
         return super().renamed(named)
-
-
-TOWERS: Mapping[str, type[Tower]] = {
-    "qwen2_vl": Qwen2VL,
-    "qwen2_5_vl": Qwen25VL,
-    "qwen3_vl": Qwen3VL,
-    "qwen3_vl_moe": Qwen3VL,
-    "qwen3_5": Qwen3VL,
-    "qwen3_5_moe": Qwen3VL,
-    "pixtral": Pixtral,
-    "llava": Pixtral,  # as transformers names Pixtral
-    "mistral3": Mistral3,
-    "gemma3": Gemma3,
-    "gemma4": Gemma4,
-    "kimi_vl": KimiVL,
-}
-"""By the `model_type` in config.json."""

@@ -14,9 +14,45 @@ from engine.core.step import Encode
 from engine.mlx_backend.kv.states import are_computable
 from engine.mlx_backend.model.images import Features
 from engine.mlx_backend.model.patches import override
-from engine.mlx_backend.vision.families import TOWERS, Grid, Tower
+from engine.mlx_backend.vision.families import (
+    Gemma3,
+    Gemma4,
+    Grid,
+    KimiVL,
+    Mistral3,
+    Pixtral,
+    Qwen2VL,
+    Qwen3VL,
+    Qwen25VL,
+    Tower,
+)
 from engine.mlx_backend.vision.modules import NoVision
+from engine.mlx_backend.vision.tiled import Lfm2VL, Llama4
 from engine.values.images import Image
+
+TOWERS: Mapping[str, type[Tower]] = {
+    "qwen2_vl": Qwen2VL,
+    "qwen2_5_vl": Qwen25VL,
+    "qwen3_vl": Qwen3VL,
+    "qwen3_vl_moe": Qwen3VL,
+    "qwen3_5": Qwen3VL,
+    "qwen3_5_moe": Qwen3VL,
+    "pixtral": Pixtral,
+    "llava": Pixtral,  # as transformers names Pixtral
+    "mistral3": Mistral3,
+    "gemma3": Gemma3,
+    "gemma4": Gemma4,
+    "kimi_vl": KimiVL,
+    "llama4": Llama4,
+    "lfm2-vl": Lfm2VL,
+    "lfm2_vl": Lfm2VL,
+}
+"""By the `model_type` in config.json."""
+
+_UNSUPPORTED = {
+    "gemma3n": "mlx-vlm's tower returns the parts of an image in another order than transformers'"
+}
+"""Why a tower that mlx-vlm has is not used, where that is known."""
 
 _PARTS = ("vision_tower.", "multi_modal_projector.", "embed_vision.")
 _OLD_NAMES = {"visual.": "vision_tower.", "vision_model.": "vision_tower.vision_model."}
@@ -30,7 +66,9 @@ def open_tower(files: Iterable[Path], config: Mapping[str, Any]) -> Tower | None
         return None
     kind = TOWERS.get(str(config["model_type"]))
     if kind is None:
-        raise NoVision(f"the vision tower of {config['model_type']} is not supported")
+        name = str(config["model_type"])
+        why = f": {_UNSUPPORTED[name]}" if name in _UNSUPPORTED else ""
+        raise NoVision(f"the vision tower of {name} is not supported{why}")
     vision_type = config["vision_config"].get("model_type")
     if config["model_type"] == "llava" and vision_type != "pixtral":
         raise NoVision(f"the vision tower {vision_type} is not supported")

@@ -8,26 +8,29 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from server.dialects.messages.schema import (
+from server.dialects.messages.blocks import (
     BlockParam,
     CompactionBlockParam,
-    CountTokensRequest,
     DocumentBlockParam,
     ForeignBlock,
     ImageBlockParam,
     MessageParam,
-    MessagesRequest,
     RedactedThinkingBlockParam,
     SearchResultBlockParam,
     TextBlockParam,
     ThinkingBlockParam,
-    ToolChoiceParam,
-    ToolParam,
     ToolReferenceBlockParam,
     ToolResultBlockParam,
     ToolUseBlockParam,
 )
+from server.dialects.messages.schema import (
+    CountTokensRequest,
+    MessagesRequest,
+    ToolChoiceParam,
+    ToolParam,
+)
 from server.errors import InvalidField
+from server.generation.compaction import stands_for
 from server.generation.conversation import (
     Chat,
     Conversation,
@@ -40,9 +43,10 @@ from server.generation.conversation import (
     check_tools,
     texts,
 )
-from server.generation.foreign_history import Note, foreign_note, joined, log_dropped, log_foreign
+from server.generation.foreign_history import foreign_note, joined, log_dropped, log_foreign
 from server.generation.request_fields import SampledRequest
 from server.generation.requests import ServedModel
+from server.generation.seals import Seals
 from server.generation.tools import (
     Tool,
     ToolCall,
@@ -69,15 +73,20 @@ BLOCKS_OF: dict[str, tuple[type[BaseModel], ...]] = {
 
 
 def chat_messages(
-    system: Iterable[str], messages: Sequence[MessageParam], tools: Iterable[Tool] = ()
+    system: Iterable[str],
+    messages: Sequence[MessageParam],
+    seals: Seals,
+    tools: Iterable[Tool] = (),
 ) -> list[Message]:
     """The conversation, each turn one message and each tool's result one of its own, which makes
     those of the tools known that it refers to. So does a system message in the place of a block
-    that refers to tools or defines them.
+    that refers to tools or defines them. A summary takes the place of all that is before it but
+    `system`.
 
-    Raises ApiError (400) for blocks that are not of their role.
+    Raises ApiError (400) for blocks that are not of their role, and for a summary that is not as
+    this server has signed it.
     """
-    turns = _turns(system, messages, {tool.name: tool for tool in tools})
+    turns = _turns(system, messages, seals, {tool.name: tool for tool in tools})
     grouped = groupby(turns, lambda message: message.role)
     return [message for role, turns in grouped for message in _merged(role, [*turns])]
 
@@ -98,23 +107,27 @@ def _merged(role: Role, messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _turns(
-    system: Iterable[str], messages: Sequence[MessageParam], tools: Mapping[str, Tool]
-) -> Iterator[Message]:
-    if first := texts(*system):
-        yield Message(role="system", parts=first)
-    known = dict(tools)
+    system: Iterable[str],
+    messages: Sequence[MessageParam],
+    seals: Seals,
+    tools: Mapping[str, Tool],
+) -> list[Message]:
+    first, known = texts(*system), dict(tools)
+    turns = [Message(role="system", parts=first)] if first else []
     for index, message in enumerate(messages):
         place = f"messages[{index}].content"
         _check_blocks(message, place)
-        said = [
-            each
-            for at, block in enumerate(message.content)
-            for each in _said(message.role, block, known, f"{place}[{at}]")
-        ]
-        if said or (message.content and message.role == "assistant"):
-            yield from said
-        else:
-            yield Message(role=message.role)
+        is_silent = not message.content or message.role != "assistant"
+        for at, block in enumerate(message.content):
+            said = list(_said(message.role, block, known, f"{place}[{at}]"))
+            turns += said
+            is_silent = is_silent and not said
+            if isinstance(block, CompactionBlockParam) and block.content:
+                seals.check(block.content, block.signature, f"{place}[{at}]")
+                turns, is_silent = stands_for(turns, block.content), False
+        if is_silent:
+            turns.append(Message(role=message.role))
+    return turns
 
 
 def _said(role: Role, block: BlockParam, tools: dict[str, Tool], place: str) -> Iterator[Message]:
@@ -132,8 +145,6 @@ def _said(role: Role, block: BlockParam, tools: dict[str, Tool], place: str) -> 
             arguments = json.dumps(block.input, ensure_ascii=False)
             yield Message(role=role, calls=[ToolCall(block.id, block.name, arguments)])
         case CompactionBlockParam():
-            if block.content:
-                yield Message(role=role, parts=texts(Note(block.content)))
             yield from _made_known(block.tool_changes, tools)
         case ForeignBlock(type="tool_addition" | "tool_search_tool_result"):
             yield from _made_known([block.model_dump()], tools)
@@ -248,14 +259,14 @@ SEARCHES = "tool_search_tool_"
 Fields = dict[str, Any]
 
 
-def as_chat(body: MessagesRequest, model: ServedModel, record: RequestRecord) -> Chat:
+def as_chat(body: MessagesRequest, model: ServedModel, record: RequestRecord, seals: Seals) -> Chat:
     """Notes the body's `cache_control` fields in the record. Raises ApiError (400)."""
     record.cache_marks = body.cache_control_count
     log_dropped(Counter(tool.type for tool in body.tools if tool.is_hosted), record.id)
     log_foreign(_foreign_kinds(body.messages), record.id)
     choice = body.tool_choice
     return Chat(
-        conversation=conversation(body, model),
+        conversation=conversation(body, model, seals),
         sampling=_sampling(body),
         max_tokens=body.max_tokens or None,  # with 0 the answer is left out
         structure=body.structure,
@@ -264,14 +275,14 @@ def as_chat(body: MessagesRequest, model: ServedModel, record: RequestRecord) ->
     )
 
 
-def conversation(body: CountTokensRequest, model: ServedModel) -> Conversation:
+def conversation(body: CountTokensRequest, model: ServedModel, seals: Seals) -> Conversation:
     """The conversation that makes the prompt. Raises ApiError (400)."""
     system = block_texts(body.system)
     if model.settings.strip_billing_header:
         system = [_without_billing_line(text) for text in system]
     tools = _tools(body.tools)
     check_tools(tools, "tools")
-    messages = chat_messages(filter(None, system), body.messages, tools)
+    messages = chat_messages(filter(None, system), body.messages, seals, tools)
     check_messages(messages, "messages")
     is_continued = messages[-1].role == "assistant"
     if is_continued:

@@ -195,6 +195,7 @@ def _sampled(body: OllamaGenerationRequest, model: ServedModel) -> Fields:
         "return_progress": body.return_progress,
         "cache_salt": body.cache_salt,
         "generate": not body.is_prewarm,
+        "prompt_cache_options": {"keep": body.prompt_cache_options.keep},
         "repetition_penalty": options.repeat_penalty,
         "seed": None if options.seed is None or options.seed < 0 else options.seed,
     }

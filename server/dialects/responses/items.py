@@ -311,6 +311,19 @@ class ConfigurationUpdateItem(_Item):
     text: TextUpdate | None = None
 
 
+class CompactionItem(_Item):
+    """A summary of all that is before it, which this server has sealed. Others' say nothing."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+
+
+class CompactionTriggerItem(_Item):
+    """As the last item: the response is a summary of the conversation. Elsewhere it is skipped."""
+
+    type: Literal["compaction_trigger"]
+
+
 class ItemReference(RequestModel):
     """An item that is stored. Clients may leave the type out."""
 
@@ -337,6 +350,8 @@ _Items = (
     | ClientCallItem
     | ClientOutputItem
     | ConfigurationUpdateItem
+    | CompactionItem
+    | CompactionTriggerItem
 )
 
 

@@ -119,6 +119,12 @@ class ToolSearchCallOutput(_Item):
     execution: Literal["client"]
 
 
+class CompactionOutput(TypedDict):
+    id: str
+    type: Literal["compaction"]
+    encrypted_content: str
+
+
 OutputItem = (
     OutputMessage
     | ReasoningOutput
@@ -128,6 +134,7 @@ OutputItem = (
     | ShellCallOutput
     | LocalShellCallOutput
     | ToolSearchCallOutput
+    | CompactionOutput
 )
 
 
@@ -140,12 +147,20 @@ class OutputTokensDetails(TypedDict):
     reasoning_tokens: int
 
 
-class ResponseUsage(TypedDict):
+class TurnUsage(TypedDict):
+    """The tokens of one turn of the model."""
+
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+
+
+class ResponseUsage(TurnUsage):
+    """The tokens of the answer. `compaction` has those of a summary that was made before it."""
+
+    compaction: NotRequired[TurnUsage]
 
 
 class ResponseError(TypedDict):
@@ -204,6 +219,16 @@ class ResponseBody(ResponseHead, ResponseState):
     output: list[OutputItem]
 
 
+class CompactedResponse(TypedDict):
+    """What stands for a conversation: one item."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int  # seconds since the epoch
+    output: list[CompactionOutput]
+    usage: TurnUsage
+
+
 class InputItemList(TypedDict):
     """A page of the items that a response was made from."""
 
@@ -249,6 +274,12 @@ class _WithinItem(TypedDict):
     sequence_number: int
     item_id: str
     output_index: int
+
+
+class CompactingEvent(_WithinItem):
+    """A summary is being written."""
+
+    type: Literal["response.compaction.compacting"]
 
 
 class _WithinContent(_WithinItem):
@@ -341,6 +372,7 @@ class ShellCommandDelta(_WithinCommand):
 RESPONSE_EVENTS: Sequence[AnswerType] = (
     StatusEvent,
     ItemEvent,
+    CompactingEvent,
     PartEvent,
     OutputTextDelta,
     OutputTextDone,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, Generic, TypeGuard, TypeVar
+from typing import Generic, TypeGuard, TypeVar
 
 from pydantic import TypeAdapter
 from pydantic_core import PydanticCustomError
@@ -18,6 +18,7 @@ from server.dialects.responses.items import (
     AdditionalToolsItem,
     ClientCallItem,
     ClientOutputItem,
+    CompactionItem,
     ConfigurationUpdateItem,
     ConversationItem,
     CustomToolCallItem,
@@ -39,6 +40,7 @@ from server.dialects.responses.schema import InputTokensRequest, ResponsesReques
 from server.dialects.responses.store import ResponseStore, StoredConversation, StoredItem
 from server.dialects.responses.tools import RequestTools, function_name, is_enforceable
 from server.errors import ApiError, InvalidField
+from server.generation.compaction import compacted
 from server.generation.conversation import (
     ROLES,
     Chat,
@@ -53,9 +55,9 @@ from server.generation.conversation import (
 )
 from server.generation.foreign_history import foreign_note, joined
 from server.generation.requests import ServedModel
+from server.generation.seals import Seals, is_foreign
 from server.generation.tools import Tool, ToolCall, custom_arguments
 from server.json_size import check_json_size
-from server.record import RequestRecord
 
 Content = TextContent | RefusalContent | FileFields | ImageContent
 
@@ -71,6 +73,7 @@ MEDIA_NOTE = "(An image or a file stood here. This model reads text alone.)"
 def chat_messages(
     instructions: str | None,
     items: Sequence[ConversationItem],
+    seals: Seals,
     found: Iterable[Sequence[Tool]] = (),
     *,
     n_before: int = 0,
@@ -89,7 +92,7 @@ def chat_messages(
         for index, item in enumerate(items)
         if not isinstance(item, ConfigurationUpdateItem)
     ]
-    messages = _Messages(found, takes_images=takes_images)
+    messages = _Messages(found, seals, takes_images=takes_images)
     n_leading = 0
     while n_leading < len(placed) and _is_system((leading := placed[n_leading])[0]):
         parts = _parts(leading[0].content, leading[1], "content")
@@ -123,8 +126,11 @@ class _Messages:
     are two messages.
     """
 
-    def __init__(self, found: Iterable[Sequence[Tool]], *, takes_images: bool) -> None:
+    def __init__(
+        self, found: Iterable[Sequence[Tool]], seals: Seals, *, takes_images: bool
+    ) -> None:
         self._found = iter(found)
+        self._seals = seals
         self._takes_images = takes_images
         self._turns: list[Message] = []
         self._call_ids = dict[str, str]()  # by the ids of their items
@@ -173,6 +179,11 @@ class _Messages:
                 )
             case AdditionalToolsItem():
                 self.add_turn(Message(role="system", tools=next(self._found)))
+            case CompactionItem():
+                field = f"{place}.encrypted_content" if place else "previous_response_id"
+                if (summary := self._seals.opened(item.encrypted_content, field)) is not None:
+                    self._end_answer()
+                    self._turns = compacted(self._turns, summary)
             case ForeignItem():
                 self._add_foreign(item)
         self._ends_with_message = isinstance(item, MessageItem)
@@ -223,6 +234,14 @@ class _Messages:
         self._begin_answer()
 
 
+def _is_foreign(item: ConversationItem) -> bool:
+    match item:
+        case CompactionItem():
+            return is_foreign(item.encrypted_content)
+        case _:
+            return isinstance(item, ForeignItem)
+
+
 def _is_system(item: ConversationItem) -> TypeGuard[MessageItem]:
     return isinstance(item, MessageItem) and ROLES[item.role] == "system"
 
@@ -264,95 +283,18 @@ def as_chat(body: ResponsesRequest, prompt: Conversation, model: ServedModel) ->
     )
 
 
-ID_PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "reasoning": "rs",
-    "additional_tools": "at",
-    "configuration_update": "cu",
-    "tool_search_output": "tso",
-    "apply_patch_call_output": "apco",
-    "shell_call_output": "sho",
-    "local_shell_call_output": "lsho",
-    **{form.item: form.prefix for form in FORM_BY_ITEM.values()},
-}
-
-WireItem = dict[str, Any]
-
-
-def stored_items(items: Iterable[ConversationItem], record: RequestRecord) -> Iterator[StoredItem]:
-    """The items of a request as they are stored. One without an id gets one that ends in that of
-    the request. Of its images, the digests are stored.
-    """
-    for index, item in enumerate(items):
-        id = item.id or f"{ID_PREFIXES.get(item.type, 'item')}_{record.id}i{index:02x}"
-        wire = {"id": id, "type": item.type, "status": "completed", **_fields(item, record)}
-        yield StoredItem(id, json.dumps(wire, ensure_ascii=False).encode())
-
-
-def _fields(item: ConversationItem, record: RequestRecord) -> WireItem:
-    match item:
-        case MessageItem():
-            text_type = "output_text" if item.role == "assistant" else "input_text"
-            return {"role": item.role, "content": _wire_parts(item.content, text_type, record)}
-        case ToolOutputItem():
-            called = {} if item.call_id is None else {"call_id": item.call_id}
-            return {**called, "output": _wire_parts(item.output, "input_text", record)}
-        case ReasoningItem():
-            content = _wire_parts(item.content, "reasoning_text", record)
-            sealed = item.encrypted_content
-            return {
-                "summary": _wire_parts(item.summary, "summary_text", record),
-                **({"content": content} if content else {}),
-                **({} if sealed is None else {"encrypted_content": sealed}),
-            }
-        case _:
-            return item.model_dump(exclude={"id", "type"}, exclude_none=True, by_alias=True)
-
-
-def _wire_parts(parts: Iterable[Content], text_type: str, record: RequestRecord) -> list[WireItem]:
-    """The parts as JSON objects: texts with this type, whatever type the client gave them."""
-    wire = [
-        _wire_image(part, record) if isinstance(part, ImageContent) else part.model_dump()
-        for part in parts
-    ]
-    for part in wire:
-        if "text" in part:
-            part["type"] = text_type
-            if text_type == "output_text":
-                part["annotations"] = []
-    return wire
-
-
-def _wire_image(image: ImageContent, record: RequestRecord) -> WireItem:
-    """An image by the digest of its bytes. One that the model was not shown is the text in its
-    place.
-    """
-    part = image.part("")
-    known = record.images.get((part.source, part.detail))
-    if known is None:
-        return {"type": "input_text", "text": MEDIA_NOTE}
-    return {
-        "type": image.type,
-        "detail": image.detail,
-        "image_url": None,
-        "image_digest": known.original.hex(),
-    }
-
-
 def _conversation(
     body: InputTokensRequest,
     items: Sequence[ConversationItem],
     tools: RequestTools,
     n_before: int,
     model: ServedModel,
+    seals: Seals,
 ) -> Conversation:
     messages = chat_messages(
         body.instructions,
         items,
+        seals,
         tools.found,
         n_before=n_before,
         takes_images=model.engine.card.images is not None,
@@ -404,6 +346,7 @@ def read_input(
     model: ServedModel,
     store: ResponseStore,
     owner: str,
+    seals: Seals,
     max_bytes: int,
     is_strict: Callable[[FunctionTool], bool] = is_enforceable,
 ) -> ReadInput[BodyT]:
@@ -423,8 +366,8 @@ def read_input(
     found = [item.tools for item in (*history, *items) if isinstance(item, WITH_TOOLS)]
     tools = RequestTools(body.tools, found, is_strict)
     body = _configured(body, [*history, *items])
-    prompt = _conversation(body, [*history, *items], tools, len(history), model)
-    foreign = Counter(item.type for item in (*history, *items) if isinstance(item, ForeignItem))
+    prompt = _conversation(body, [*history, *items], tools, len(history), model, seals)
+    foreign = Counter(item.type for item in (*history, *items) if _is_foreign(item))
     return ReadInput(body, prompt, tools, items, before, foreign)
 
 

@@ -3,7 +3,8 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal, TypeVar
 
@@ -15,11 +16,19 @@ from starlette.responses import Response
 from engine.api import InvalidRequest, NoGrammars
 from engine.values.request import Request
 from server.dialects.endpoint import GENERATION_ERRORS, MODEL_ERRORS, Endpoints, named_events
-from server.dialects.job import COMMENTS, Job, json_response, respond_with
+from server.dialects.job import COMMENTS, Job, Postponed, json_response, respond_with
 from server.dialects.responses.background import BackgroundDependency
+from server.dialects.responses.compacting import (
+    CompactionForm,
+    SummaryForm,
+    as_before,
+    compaction_item,
+    is_trigger,
+)
 from server.dialects.responses.items import FunctionTool
 from server.dialects.responses.output import (
     RESPONSE_EVENTS,
+    CompactedResponse,
     DeletedResponse,
     InputItemList,
     InputTokens,
@@ -31,9 +40,12 @@ from server.dialects.responses.read import (
     as_chat,
     read_input,
     referenced_bytes,
-    stored_items,
 )
-from server.dialects.responses.schema import InputTokensRequest, ResponsesRequest
+from server.dialects.responses.schema import (
+    CompactRequest,
+    InputTokensRequest,
+    ResponsesRequest,
+)
 from server.dialects.responses.store import (
     ResponseStore,
     StoredConversation,
@@ -41,11 +53,16 @@ from server.dialects.responses.store import (
     StoredResponse,
 )
 from server.dialects.responses.tools import RequestTools, is_enforceable
+from server.dialects.responses.wire_items import stored_items
 from server.dialects.responses.write import ResponseForm
-from server.errors import UNSUPPORTED, ApiError, InvalidField, invalid
+from server.dialects.summaries import SummaryDone, SummaryTurn, summary_sampling
+from server.errors import UNSUPPORTED, ApiError, ContextTooLong, InvalidField, invalid
 from server.fairness import LARGE_BYTES
+from server.generation.compaction import summarized, threshold
+from server.generation.conversation import Conversation
 from server.generation.foreign_history import log_dropped, log_foreign
 from server.generation.images import with_images
+from server.generation.request_fields import PromptCacheOptions, SampledRequest
 from server.generation.requests import ServedModel, prepare_chat
 from server.http.stream import client_waiting
 from server.record import RequestRecord
@@ -65,19 +82,23 @@ class _Referenced:
 
 @dataclass(frozen=True, slots=True)
 class ResponseMaker:
-    """Prepares one request. `max_bytes` limits the stored items that the body may refer to."""
+    """Prepares one request."""
 
     model: ServedModel
-    record: RequestRecord
+    context: Context
     store: ResponseStore
-    max_bytes: int
+
+    @property
+    def record(self) -> RequestRecord:
+        return self.context.record
 
     async def job(self, body: ArrivedBody[ResponsesRequest]) -> tuple[Job, ResponseForm]:
         """The job of a request and the writer of its response. A grammar for functions whose
-        `strict` was left out is tried first; if it fails they are not strict.
+        `strict` was left out is tried first; if it fails they are not strict. A conversation that
+        is to be compacted is summarized first.
 
         Raises ApiError (400) for what the model cannot serve, for references to items that are not
-        stored, and for too many bytes.
+        stored, and for too many bytes; and Postponed.
         """
         made = await self.in_worker(body, self.trial)
         is_strict: IsStrict = is_enforceable
@@ -89,6 +110,12 @@ class ResponseMaker:
                     raise
                 is_strict = _never
             made = await self.in_worker(body, lambda parsed: self.prepare(parsed, is_strict))
+        if isinstance(made, SummaryTurn):
+            if body.postpones:
+                raise Postponed
+            done = await made.run(self.context)
+            made = await self.in_worker(body, lambda parsed: self.prepare(parsed, is_strict, done))
+            assert not isinstance(made, SummaryTurn), "it is summarized once"
         return made
 
     async def in_worker(self, body: ArrivedBody[InputT], function: Callable[[InputT], T]) -> T:
@@ -103,10 +130,10 @@ class ResponseMaker:
         made = await body.run(call)
         return await body.run(function, made.bytes) if isinstance(made, _Referenced) else made
 
-    def trial(self, body: ResponsesRequest) -> Request | tuple[Job, ResponseForm]:
+    def trial(self, body: ResponsesRequest) -> Request | SummaryTurn | tuple[Job, ResponseForm]:
         """The engine's request if its grammar has to be tried, else what `prepare` returns."""
         given = self.read(body, is_enforceable)
-        if not given.tools.has_default_strict:
+        if not given.tools.has_default_strict or is_trigger(given.items):
             return self.prepare(body, is_enforceable)
         try:
             chat = as_chat(given.body, given.prompt, self.model)
@@ -119,18 +146,34 @@ class ResponseMaker:
 
     def read(self, body: InputT, is_strict: IsStrict = is_enforceable) -> ReadInput[InputT]:
         """The prompt, the tools and the items of the body."""
-        owner = self.record.key
-        return read_input(body, self.model, self.store, owner, self.max_bytes, is_strict)
+        service, owner = self.context.service, self.record.key
+        max_bytes = service.settings.max_body_bytes
+        return read_input(body, self.model, self.store, owner, service.seals, max_bytes, is_strict)
 
-    def prepare(self, body: ResponsesRequest, is_strict: IsStrict) -> tuple[Job, ResponseForm]:
-        """The job and the form. `is_strict` decides for functions whose `strict` is left out."""
+    def prepare(
+        self, body: ResponsesRequest, is_strict: IsStrict, done: SummaryDone | None = None
+    ) -> tuple[Job, ResponseForm] | SummaryTurn:
+        """The job and the form; or the turn that has to come first, unless it is `done`.
+        `is_strict` decides for functions whose `strict` is left out.
+        """
         model, record = self.model, self.record
         given = self.read(body, is_strict)
         body = given.body
         log_dropped(given.tools.hosted, record.id)
         log_foreign(given.foreign, record.id)
-        request, plan = prepare_chat(as_chat(body, given.prompt, model), model, record)
+        if is_trigger(given.items):
+            return self._summary(given)
+        prompt = given.prompt
+        if done is not None and done.summary is not None:
+            prompt = summarized(prompt, done.summary.text)
+        request, plan = prepare_chat(as_chat(body, prompt, model), model, record)
+        if done is None and self._is_to_be_compacted(body, len(request.prompt)):
+            with suppress(ContextTooLong):  # it has room for the answer, and none for a summary
+                return self._turn(body, prompt)
         form = response_form(given, request, model, record, self.store)
+        if done is not None and done.summary is not None:
+            first = compaction_item(done.summary, self.context.service.seals, record)
+            form = replace(form, first=[first], first_usage=done.usage)
         job = Job(
             model=model,
             requests=[request],
@@ -141,6 +184,38 @@ class ResponseMaker:
             form_bytes=form.kept_bytes,
         )
         return job, form
+
+    def _is_to_be_compacted(self, body: ResponsesRequest, prompt_tokens: int) -> bool:
+        if not body.context_management or body.is_prewarm:
+            return False
+        asked = body.context_management[0].compact_threshold
+        return prompt_tokens >= threshold(asked, self.model.engine.card)
+
+    def compact(self, body: CompactRequest) -> Job:
+        """The job that compacts a conversation."""
+        previous = self.store.get(self.record.key, body.previous_response_id or "")
+        if previous is not None:
+            body = as_before(body, previous.json)
+        given = self.read(body)
+        log_foreign(given.foreign, self.record.id)
+        sampling = SampledRequest(
+            cache_salt=body.cache_salt,
+            priority=body.priority,
+            prompt_cache_options=PromptCacheOptions(keep=body.prompt_cache_options.keep),
+        )
+        turn = SummaryTurn.of(given.prompt, self.model, self.record, sampling)
+        return CompactionForm(turn, self.context).job()
+
+    def _summary(self, given: ReadInput[ResponsesRequest]) -> tuple[Job, ResponseForm]:
+        """The job of a response that is a summary, and its form."""
+        body = given.body
+        turn = self._turn(body, given.prompt)
+        form = response_form(given, turn.request, self.model, self.record, self.store)
+        return SummaryForm(form, turn, self.context).job(is_streamed=body.stream), form
+
+    def _turn(self, body: ResponsesRequest, prompt: Conversation) -> SummaryTurn:
+        """The turn in which the conversation of the body is summarized."""
+        return SummaryTurn.of(prompt, self.model, self.record, summary_sampling(body))
 
     def count(self, body: InputTokensRequest) -> int:
         """The number of tokens of the prompt."""
@@ -237,13 +312,6 @@ class ResponseId(StringConvertor):
 register_url_convertor("response", ResponseId())
 
 
-NO_COMPACTING = (
-    "compact: OpenAI's servers shorten a conversation here, into items that they alone can read. "
-    "In its place ask for a summary with POST /v1/responses, and begin the next conversation with "
-    "that; or let the client compact, as Codex does for other servers."
-)
-
-
 @router.endpoint(
     "POST",
     "",
@@ -256,10 +324,9 @@ async def create_response(
     context: Context, store: StoreDependency, background: BackgroundDependency
 ) -> Response:
     body = await context.arrived(ResponsesRequest)
-    max_bytes = context.service.settings.max_body_bytes
 
     async def make(model: ServedModel) -> Job | bytes:
-        job, form = await ResponseMaker(model, context.record, store, max_bytes).job(body)
+        job, form = await ResponseMaker(model, context, store).job(body)
         body.replace(job.kept_bytes)
         return background.start(job, form) if body.head.background else job
 
@@ -270,19 +337,32 @@ async def create_response(
 async def count_input_tokens(context: Context, store: StoreDependency) -> InputTokens:
     """The number of prompt tokens that the same request to /v1/responses would have."""
     body = await context.arrived(InputTokensRequest)
-    max_bytes = context.service.settings.max_body_bytes
     async with client_waiting(context.http.receive):
         await body.find()
         model = await body.hold()
-        maker = ResponseMaker(model, context.record, store, max_bytes)
+        maker = ResponseMaker(model, context, store)
         tokens = await maker.in_worker(body, maker.count)
     return InputTokens(object="response.input_tokens", input_tokens=tokens)
 
 
-@router.post("/compact", include_in_schema=False)
-async def compact() -> None:
-    """Refused, in words that say what to do."""
-    raise invalid(NO_COMPACTING, None, UNSUPPORTED)
+@router.endpoint(
+    "POST",
+    "/compact",
+    body=CompactRequest,
+    answer=CompactedResponse,
+    errors=GENERATION_ERRORS,
+)
+async def compact(context: Context, store: StoreDependency) -> Response:
+    """A summary that stands for a conversation, as an item for the next requests."""
+    body = await context.arrived(CompactRequest)
+
+    async def make(model: ServedModel) -> Job:
+        maker = ResponseMaker(model, context, store)
+        job = await maker.in_worker(body, maker.compact)
+        body.replace(job.kept_bytes)
+        return job
+
+    return await respond_with(body, context, make)
 
 
 @router.endpoint("GET", "/{id:response}", answer=ResponseBody, errors=(400, 404))

@@ -21,6 +21,8 @@ from server.errors import UNSUPPORTED
 from server.generation.foreign_fields import Unsupported
 from server.generation.request_fields import (
     ANY_OBJECT,
+    PrioritizedRequest,
+    PromptCacheOptions,
     PromptRequest,
     SampledRequest,
     Structure,
@@ -120,6 +122,17 @@ class TextOptions(RequestModel):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+class ContextManagement(RequestModel):
+    """When the conversation is compacted: what is before the answer becomes a summary."""
+
+    type: Literal["compaction"]
+    compact_threshold: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens of the prompt, at most and by default three quarters of the context.",
+    )
+
+
 class InputTokensRequest(PromptRequest, ThinkingFields):
     """The fields that make a prompt."""
 
@@ -140,6 +153,17 @@ class InputTokensRequest(PromptRequest, ThinkingFields):
     prompt: Unsupported = None
 
 
+class CompactRequest(InputTokensRequest, PrioritizedRequest):
+    """A conversation that is compacted. Without tools, instructions and reasoning it has those of
+    the response that it continues, so that its prompt is cached.
+    """
+
+    EXAMPLE: ClassVar = {"input": "What is a radix tree?"}
+
+    prompt_cache_key: str | None = Field(None, max_length=256)
+    prompt_cache_options: PromptCacheOptions = Field(default_factory=PromptCacheOptions)
+
+
 class ResponsesRequest(InputTokensRequest, SampledRequest, StructuredRequest):
     EXAMPLE: ClassVar = {"input": "What is a radix tree?", "max_output_tokens": 100}
 
@@ -154,6 +178,7 @@ class ResponsesRequest(InputTokensRequest, SampledRequest, StructuredRequest):
         "log-probabilities; the rest is of tools that OpenAI runs.",
     )
 
+    context_management: list[ContextManagement] = Field(default_factory=list, max_length=1)
     max_output_tokens: int | None = Field(None, ge=1)
     top_logprobs: int = Field(0, ge=0, le=20)
     max_tool_calls: int | None = Field(

@@ -7,7 +7,7 @@ events and responses that have it repeat these bytes.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import to_json
 
@@ -23,6 +23,7 @@ from server.dialects.responses.output import (
     ResponseState,
     ResponseStatus,
     ResponseUsage,
+    TurnUsage,
     seal,
 )
 from server.dialects.responses.store import (
@@ -125,6 +126,8 @@ class ResponseForm:
     context: StoredConversation  # the input, with all that it continues
     store: ResponseStore | None  # None: it is not stored
     is_background: bool
+    first: Sequence[StoredItem] = ()  # items of the output that were made before the answer
+    first_usage: AnswerUsage | None = None
 
     @property
     def kept_bytes(self) -> int:
@@ -139,12 +142,23 @@ class ResponseForm:
             item = item_of(self, block)
             item.add_logprobs(block.logprobs)
             items.append(item.complete(_item_status(choice, block)))
-        return self.stored(_status(choice), items, usage=_usage(usage))
+        return self.stored(_status(choice), items, usage=self.usage(usage))
 
     def writer(self, choices: Sequence[Choice]) -> "ResponseWriter":
         """The writer of a stream of the one choice."""
         (choice,) = choices
         return ResponseWriter(self, choice)
+
+    def usage(self, usage: AnswerUsage) -> ResponseUsage:
+        """The tokens under the names of `/v1/responses`."""
+        turn = cast(ResponseUsage, turn_usage(usage))
+        if self.first_usage is not None:
+            turn["compaction"] = turn_usage(self.first_usage)
+        return turn
+
+    def output_index(self, block: Block) -> int:
+        """The place of a block's item in the output."""
+        return len(self.first) + block.index
 
     def json(
         self,
@@ -175,6 +189,7 @@ class ResponseForm:
         error: ApiError | None = None,
     ) -> bytes:
         """The JSON of the ResponseBody as it ends, which is stored if the client wants that."""
+        items = [*self.first, *items]
         json = self.json(status, items, usage=usage, error=error)
         if self.store is not None:
             whole = StoredConversation(items, self.context)
@@ -200,7 +215,8 @@ class Item:
         self._id = f"{self._kind.prefix}_{form.record.id}{block.index:02x}"
         self._tool = tool
         index = f',"{self._kind.part.list}_index":0' if self._kind.part else ""
-        self._at = f'"item_id":"{self._id}","output_index":{block.index}{index}'.encode()
+        self._index = form.output_index(block)
+        self._at = f'"item_id":"{self._id}","output_index":{self._index}{index}'.encode()
 
     def opened(self) -> Iterator[Event]:
         """The events of its beginning."""
@@ -261,7 +277,7 @@ class Item:
         return _json_object({"type": self._kind.part.type}, fields)
 
     def _item_event(self, type: str, item: bytes) -> Event:
-        return type, b'"output_index":%d,"item":%b' % (self._block.index, item)
+        return type, b'"output_index":%d,"item":%b' % (self._index, item)
 
     def _text_event(self, end: str, key: str, text: bytes, logprobs: bytes) -> Event:
         members = b'%b,"%b":%b' % (self._at, key.encode(), text)
@@ -280,6 +296,7 @@ class FormedCall:
 
     def __init__(self, form: ResponseForm, block: Block, call_form: CallForm) -> None:
         self._block = block
+        self._index = form.output_index(block)
         self._form = call_form
         self._head = {
             "id": f"{call_form.prefix}_{form.record.id}{block.index:02x}",
@@ -329,7 +346,7 @@ class FormedCall:
             yield self._event(f"response.shell_call_command.{end}", members)
 
     def _event(self, type: str, members: bytes) -> Event:
-        return type, b'"output_index":%d,%b' % (self._block.index, members)
+        return type, b'"output_index":%d,%b' % (self._index, members)
 
     def _json(self, status: ItemStatus) -> bytes:
         return to_json({**self._head, "status": status, **(self._fields or {})})
@@ -360,8 +377,8 @@ class ResponseWriter(StreamWriter):
         self._n_events = 0
 
     def write(self, choice: int, steps: Sequence[Step]) -> bytes:
-        return self._opening() + b"".join(
-            self._event(type, members) for step in steps for type, members in self._events(step)
+        return self.opening() + b"".join(
+            self.event(type, members) for step in steps for type, members in self._events(step)
         )
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
@@ -373,18 +390,22 @@ class ResponseWriter(StreamWriter):
             self._in_progress(),
             to_json({"prompt_progress": body})[1:-1],
         )
-        return self._opening() + self._event("response.in_progress", members)
+        return self.opening() + self.event("response.in_progress", members)
 
     def keep_alive(self) -> bytes:
-        return self._opening() or self._status("response.in_progress", self._in_progress())
+        return self.opening() or self._status("response.in_progress", self._in_progress())
 
     def failure(self, error: ApiError) -> bytes:
         response = self._form.stored("failed", self._items, error=error)
-        return self._opening() + self._status("response.failed", response)
+        return self.opening() + self._status("response.failed", response)
 
     def end(self, usage: AnswerUsage) -> bytes:
         status = _status(self._choice)
-        response = self._form.stored(status, self._items, usage=_usage(usage))
+        response = self._form.stored(status, self._items, usage=self._form.usage(usage))
+        return self.ending(status, response)
+
+    def ending(self, status: ResponseStatus, response: bytes) -> bytes:
+        """The last event: the response as it ended."""
         return self._status(f"response.{status}", response)
 
     def _events(self, step: Step) -> Iterator[Event]:
@@ -398,19 +419,32 @@ class ResponseWriter(StreamWriter):
                 self._items.append(self._item.complete(_item_status(self._choice, block)))
                 yield from self._item.closed(self._items[-1])
 
-    def _opening(self) -> bytes:
+    def opening(self) -> bytes:
+        """The first events, once."""
         if self._n_events:
             return b""
-        begun = self._in_progress()
-        return self._status("response.created", begun) + self._status("response.in_progress", begun)
+        begun = self._form.json("in_progress")
+        opened = [self._status(f"response.{each}", begun) for each in ("created", "in_progress")]
+        opened += [self.whole_item(*indexed) for indexed in enumerate(self._form.first)]
+        return b"".join(opened)
+
+    def whole_item(self, index: int, item: StoredItem) -> bytes:
+        """The events of an item that is sent at once."""
+        return b"".join(self.item_event(end, index, item.json) for end in ("added", "done"))
+
+    def item_event(self, end: str, index: int, item: bytes) -> bytes:
+        """The event of an item's beginning or end, in this place of the output."""
+        members = b'"output_index":%d,"item":%b' % (index, item)
+        return self.event(f"response.output_item.{end}", members)
 
     def _in_progress(self) -> bytes:
         return self._form.json("in_progress")
 
     def _status(self, type: str, response: bytes) -> bytes:
-        return self._event(type, b'"response":%b' % response)
+        return self.event(type, b'"response":%b' % response)
 
-    def _event(self, type: str, members: bytes) -> bytes:
+    def event(self, type: str, members: bytes) -> bytes:
+        """An event with these members, as JSON, beyond `type` and `sequence_number`."""
         number, self._n_events = self._n_events, self._n_events + 1
         head = f'{{"type":"{type}","sequence_number":{number},'
         return sse_event(type, b"%b%b}" % (head.encode(), members))
@@ -442,8 +476,8 @@ def _error(error: ApiError) -> ResponseError:
     return {"code": code, "message": str(error)}
 
 
-def _usage(usage: AnswerUsage) -> ResponseUsage:
-    """The tokens under the names of `/v1/responses`."""
+def turn_usage(usage: AnswerUsage) -> TurnUsage:
+    """The tokens of one turn of the model."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

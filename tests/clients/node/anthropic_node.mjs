@@ -77,6 +77,14 @@ const checks = {
 };
 
 const scripted = {
+  async image() {
+    const source = { type: "base64", media_type: "image/png", data: scenario.picture };
+    const content = [{ type: "image", source }, { type: "text", text: scenario.pictureQuestion }];
+    const said = textOf(await client.messages.create(body([user(content)])));
+    assert.ok(said.includes(scenario.pictureAnswer), said);
+    return said;
+  },
+
   async cancellation() {
     const stream = await client.messages.create(body([user(scenario.endless)], { stream: true }));
     await stream[Symbol.asyncIterator]().next();

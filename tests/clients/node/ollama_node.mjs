@@ -76,6 +76,13 @@ const checks = {
 };
 
 const scripted = {
+  async image() {
+    const images = [Buffer.from(scenario.picture, "base64")];
+    const { message } = await client.chat(body([{ ...user(scenario.pictureQuestion), images }]));
+    assert.ok(message.content.includes(scenario.pictureAnswer), message.content);
+    return message.content;
+  },
+
   async cancellation() {
     const parts = await client.chat(body([user(scenario.endless)], { stream: true }));
     await parts[Symbol.asyncIterator]().next();

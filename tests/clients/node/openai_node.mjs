@@ -111,6 +111,25 @@ const responsesChecks = {
 };
 
 const scripted = {
+  async image() {
+    const url = `data:image/png;base64,${scenario.picture}`;
+    const text = { type: "text", text: scenario.pictureQuestion };
+    const content = [text, { type: "image_url", image_url: { url } }];
+    const answer = await client.chat.completions.create(chatBody([user(content)]));
+    const said = answer.choices[0].message.content;
+    assert.ok(said.includes(scenario.pictureAnswer), said);
+    return said;
+  },
+
+  async "responses image"() {
+    const image_url = `data:image/png;base64,${scenario.picture}`;
+    const text = { type: "input_text", text: scenario.pictureQuestion };
+    const content = [text, { type: "input_image", image_url, detail: "auto" }];
+    const { output_text } = await client.responses.create(body([user(content)]));
+    assert.ok(output_text.includes(scenario.pictureAnswer), output_text);
+    return output_text;
+  },
+
   async cancellation() {
     const request = chatBody([user(scenario.endless)], { stream: true });
     const stream = await client.chat.completions.create(request);

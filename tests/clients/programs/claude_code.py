@@ -2,23 +2,24 @@
 
 import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+from tests.clients import scenario
 from tests.clients.checks import Daemon
 from tests.clients.programs.agent import Program, shared
 from tests.clients.scenario import DEFERRED, FAREWELL, GREETING, SEARCH, UNKNOWN
 
+OUTPUT = ("--output-format", "stream-json", "--verbose", "--include-partial-messages")
+ASK_TO_READ = ("-p", "--allowedTools", "Read", *OUTPUT)
 COUNT_ROUTE = 'route="/v1/messages/count_tokens"'
 
 
 class ClaudeCode(Program):
     name, environment = "claude", "claude_code"
     variables: Mapping[str, str] = {"CLAUDE_CODE_MAX_RETRIES": "0"}
-    ask = (
-        *("-p", "--allowedTools", "Bash"),
-        *("--output-format", "stream-json", "--verbose", "--include-partial-messages"),
-    )
+    ask = ("-p", "--allowedTools", "Bash", *OUTPUT)
     resume = (*ask, "--continue")
     least_elsewhere = 0.7
 
@@ -80,6 +81,17 @@ def deferred_tool(daemon: Daemon) -> str:
     return "; ".join(shared(*usage, PROGRAM.least_resumed) for usage in later)
 
 
+def picture(daemon: Daemon) -> str:
+    """It reads a PNG file with its Read tool, whose result has the image."""
+    with tempfile.TemporaryDirectory() as home:
+        agent = PROGRAM.agent_in(home, daemon)
+        file = Path(home, "picture.png")
+        file.write_bytes(scenario.picture())
+        report = PROGRAM.run(agent, *ASK_TO_READ, scenario.READ_PICTURE.format(path=file))
+    answer = scenario.saw_the_picture(PROGRAM.text(report))
+    return f"{answer} ({shared(*PROGRAM.usage(report), PROGRAM.least_resumed)})"
+
+
 def count_of_tokens(daemon: Daemon) -> str:
     """`/context` counts the parts of its prompt, all at once; it hides what fails."""
     PROGRAM.once(daemon, *PROGRAM.ask, "/context")
@@ -98,4 +110,4 @@ def errors(daemon: Daemon) -> str:
 
 
 if __name__ == "__main__":
-    PROGRAM.main(stream, deferred_tool, count_of_tokens, errors)
+    PROGRAM.main(stream, deferred_tool, picture, count_of_tokens, errors)

@@ -112,6 +112,27 @@ def _tool_loop(daemon: Daemon, ask: Any) -> str:
     return station.check(_text(answer))
 
 
+@Scripted
+def image(daemon: Daemon) -> str:
+    """The next turn finds it cached. A tool may show one, too."""
+    source = {"type": "base64", "media_type": "image/png", "data": scenario.picture_base64()}
+    shown = {"type": "image", "source": source}
+    text = {"type": "text", "text": scenario.PICTURE_QUESTION}
+    messages: list[Any] = [{"role": "user", "content": [shown, text]}]
+    first = _ask(daemon, messages)
+    scenario.saw_the_picture(_text(first))
+    last = _ask(daemon, [*messages, _assistant(first), _user(scenario.FAREWELL)])
+    use = {"type": "tool_use", "id": "toolu_1", "name": TOOL["name"], "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [shown]}
+    history = [
+        _user(scenario.PICTURE_QUESTION),
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    answer = scenario.saw_the_picture(_text(_ask(daemon, history)))
+    return with_cached(answer, last.usage.cache_read_input_tokens)
+
+
 def _user(text: str) -> dict[str, Any]:
     block = {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
     return {"role": "user", "content": [block]}

@@ -82,6 +82,17 @@ def cancellation(daemon: Daemon) -> str:
 
 
 @Scripted
+def image(daemon: Daemon) -> str:
+    """As bytes, which the library sends in base64; in a chat and with a prompt."""
+    assert "vision" in _client(daemon).show(daemon.model).capabilities
+    shown = {"images": [scenario.picture()]}
+    answer = _chat(daemon, [{**_user(scenario.PICTURE_QUESTION), **shown}])
+    scenario.saw_the_picture(answer.message.content)
+    fields = {"model": daemon.model, "prompt": scenario.PICTURE_QUESTION, "options": _options()}
+    return scenario.saw_the_picture(_client(daemon).generate(**fields, **shown).response)
+
+
+@Scripted
 def thinking(daemon: Daemon) -> str:
     message = _chat(daemon, [_user(scenario.GREETING)], think=True).message
     assert message.thinking == scenario.REASONING, message

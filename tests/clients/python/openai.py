@@ -64,6 +64,24 @@ def cancellation(daemon: Daemon) -> str:
     return stopped(daemon, chunks.close)
 
 
+@Scripted
+def image(daemon: Daemon) -> str:
+    """The next turn finds it cached. A tool may show one, too."""
+    text = {"type": "text", "text": scenario.PICTURE_QUESTION}
+    shown = {"type": "image_url", "image_url": {"url": scenario.picture_url()}}
+    messages: list[Any] = [{"role": "user", "content": [text, shown]}]
+    first = _chat(daemon, messages).choices[0].message
+    scenario.saw_the_picture(first.content)
+    last = _chat(daemon, [*messages, first, _user(scenario.FAREWELL)])
+    cached = last.usage.prompt_tokens_details.cached_tokens
+    function = {"name": scenario.WEATHER_TOOL["name"], "arguments": "{}"}
+    call = {"id": "call_1", "type": "function", "function": function}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": [shown]}
+    history = [_user(scenario.PICTURE_QUESTION), {"role": "assistant", "tool_calls": [call]}]
+    answer = _chat(daemon, [*history, result]).choices[0].message
+    return with_cached(scenario.saw_the_picture(answer.content), cached)
+
+
 def responses_conversation(daemon: Daemon) -> str:
     """The second turn names the first and does not send it again."""
     first = _respond(daemon, scenario.GREETING)
@@ -95,6 +113,22 @@ def responses_tool_loop(daemon: Daemon) -> str:
             )
     assert answer.usage.input_tokens_details.cached_tokens > 0
     return station.check(answer.output_text)
+
+
+@Scripted
+def responses_image(daemon: Daemon) -> str:
+    """The next turn names the first, and does not send it again. A tool may show one, too."""
+    shown = {"type": "input_image", "image_url": scenario.picture_url(), "detail": "auto"}
+    text = {"type": "input_text", "text": scenario.PICTURE_QUESTION}
+    first = _respond(daemon, [{"role": "user", "content": [text, shown]}])
+    scenario.saw_the_picture(first.output_text)
+    last = _respond(daemon, scenario.FAREWELL, previous_response_id=first.id)
+    name = scenario.WEATHER_TOOL["name"]
+    call = {"type": "function_call", "call_id": "call_1", "name": name, "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "call_1", "output": [shown]}
+    answer = _respond(daemon, [_user(scenario.PICTURE_QUESTION), call, output], store=False)
+    cached = last.usage.input_tokens_details.cached_tokens
+    return with_cached(scenario.saw_the_picture(answer.output_text), cached)
 
 
 def responses_errors(daemon: Daemon) -> str:

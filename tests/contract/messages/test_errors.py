@@ -153,7 +153,7 @@ def test_a_prompt_that_is_too_long_has_the_words_that_make_clients_compact(
 
 
 def test_an_unknown_path_is_not_found(hermes: MessagesDaemon) -> None:
-    assert message_of(hermes.http.post("/v1/messages/batches"), "not_found_error")
+    assert message_of(hermes.http.post("/v1/messages/nope"), "not_found_error")
     assert message_of(hermes.http.get("/v1/messages"), "invalid_request_error")
 
 
@@ -192,7 +192,7 @@ def test_who_waits_in_the_queue_is_pinged_before_the_message_begins() -> None:
             assert stream.get_final_text() == "Hi"
 
 
-@pytest.mark.parametrize("path", ["/v1/models/nope", "/v1/files", "/v1/messages/nope"])
+@pytest.mark.parametrize("path", ["/v1/models/nope", "/v1/skills", "/v1/messages/nope"])
 def test_clients_of_anthropic_read_its_errors_on_paths_of_nobody(
     hermes: MessagesDaemon, path: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""What `/v1/responses` has besides responses: counting, and what it says of compacting."""
+"""What `/v1/responses` has besides responses: counting."""
 
 from typing import Any
 
@@ -55,13 +55,6 @@ def test_what_a_response_refuses_is_refused(
     with pytest.raises(openai.BadRequestError) as refused:
         count(hermes, **fields)
     assert refused.value.param == param
-
-
-def test_compacting_says_what_to_do(hermes: Daemon) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        hermes.openai.responses.compact(model="bytes", input="Hi")
-    assert refused.value.code == "unsupported"
-    assert "ask for a summary" in refused.value.message
 
 
 @pytest.mark.parametrize("name", ["input_tokens", "compact"])

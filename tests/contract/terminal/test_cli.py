@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from engine.values.attention import AttentionTrial, TimedCell, TrialState
-from engine.values.stats import MachineReport, ModelMemory
+from engine.values.stats import ArrayCounts, MachineReport, ModelMemory
 from kvstore.disk.store import DiskStore
 from kvstore.disk.types import MIB, DiskLimits
 from measuring.doctor import MeasureConfig, MeasuredCase, Measurements, Section
@@ -287,6 +287,28 @@ def test_doctor_says_what_the_budget_comes_to() -> None:
     assert " ".join(sizes) == "tiny 512 MiB 1.0 GiB - 384 MiB 64 MiB - 1.9 GiB"
     assert any("4,096 tokens of the model's 131,072" in line for line in lines)
     assert not any("problem" in line or "advice" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        (
+            ArrayCounts(fixed=600, of_state=96, states=160, state_tokens=512, most=499_000),
+            "1,000 tokens of a prompt take 192, of 2 saved states of 96 arrays; at most 15,960 are "
+            "kept, 3.2% of the 499,000 that a process may have",
+        ),
+        (
+            ArrayCounts(fixed=600, of_state=0, states=0, state_tokens=512, most=499_000),
+            "1,000 tokens of a prompt take none; at most 600 are kept, 0.1% of the 499,000 that a "
+            "process may have",
+        ),
+    ],
+)
+def test_doctor_says_how_far_the_limit_of_buffers_is(arrays: ArrayCounts, said: str) -> None:
+    console = Console(record=True, width=400, file=StringIO())
+    console.print(machine_table(replace(REPORT, arrays=arrays), None))
+    (line,) = [each for each in console.export_text().splitlines() if "buffers" in each]
+    assert said in line
 
 
 def test_doctor_says_what_the_chat_template_takes() -> None:

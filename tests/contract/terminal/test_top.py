@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner, Result
 
-from server.admin_schema import CacheTree, PooledModelInfo, PooledModels, State
+from server.admin_schema import CacheTree, MemoryGuardInfo, PooledModelInfo, PooledModels, State
 from server.settings import Settings
 from server.terminal.cli import app
 from tests.cache_trees import cache_tree, counted, node
@@ -141,6 +141,15 @@ def test_without_a_terminal_there_is_one_picture(server: CannedServer) -> None:
     ]
     assert "\x1b" not in result.stdout
     assert set(server.keys) == {"Bearer sesame"}
+
+
+def test_what_is_done_for_lack_of_memory_has_a_line(server: CannedServer) -> None:
+    problem = "cached prefixes are evicted: 91% of the machine (limit 90.0%)"
+    guard = MemoryGuardInfo(step="prefixes", problem=problem, readings=[])
+    watched = pooled(State.READY).model_copy(update={"memory_guard": guard})
+    server.pages[MODELS] = encoded(watched)
+    lines = [line.rstrip() for line in run("--url", server.url).stdout.splitlines()]
+    assert lines[1] == f"memory       is short: {problem}"
 
 
 def test_a_disk_cache_has_a_line(server: CannedServer) -> None:

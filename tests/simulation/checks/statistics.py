@@ -35,8 +35,9 @@ class StatisticsCheck:
             self._queried_tokens += (
                 event.admission.prompt_tokens if sequence.can_use_prefix_cache else 0
             )
-        self._delivered_tokens += len(event.token_ids)
-        if event.token_ids and key not in self._begun:
+        if is_counted:  # for others nobody waits
+            self._delivered_tokens += len(event.token_ids)
+        if is_counted and event.token_ids and key not in self._begun:
             self._begun.add(key)
             self._first_tokens += 1
         if event.finish_reason is not None:

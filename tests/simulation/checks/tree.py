@@ -47,7 +47,7 @@ class ContentCheck:
 
     def check_attached(self) -> None:
         """What is attached to a block in the tree is what its own KV says of so many tokens."""
-        unfinished = {op.slot for _, op in self._store._ops if isinstance(op, RollBackState)}
+        unfinished = {op.slot for _, op in self._store.ops if isinstance(op, RollBackState)}
         for block, n_tokens in self._blocks():
             for index, group in enumerate(self._store.groups):
                 if isinstance(group, WindowGroup):

@@ -10,7 +10,7 @@ from engine.values.output import FinishReason, OutputEvent, Usage
 from engine.values.request import Request
 from engine.values.tokens import pack
 from server.activity import KEPT, KEPT_REFUSED, RequestTracker, TrackedRequest, agent_name
-from server.errors import ApiError
+from server.errors import ApiError, ended_by_admin
 from server.record import Principal, RequestRecord
 
 
@@ -176,11 +176,11 @@ async def test_a_request_is_ended_by_its_id_alone(tracker: RequestTracker) -> No
         tracker.answering(record("a", on_end=ended.append), prompts()),
         tracker.answering(record("b", on_end=other.append), prompts()),
     ):
-        assert tracker.end("a")
-        assert not tracker.end("c")
+        assert tracker.end("a", ended_by_admin())
+        assert not tracker.end("c", ended_by_admin())
     assert [(error.status, error.code) for error in ended] == [(410, "ended_by_admin")]
     assert other == []
-    assert not tracker.end("a"), "it is over"
+    assert not tracker.end("a", ended_by_admin()), "it is over"
 
 
 def test_who_was_refused_is_in_the_log_and_pushes_nobody_out(tracker: RequestTracker) -> None:

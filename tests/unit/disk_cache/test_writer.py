@@ -107,6 +107,19 @@ def test_what_memory_serves_is_used_on_disk_too() -> None:
     assert desk.shelf.touched == list(desk.disk.block_hashes(NS, packed([*PROMPT, 0])))
 
 
+def test_what_was_adopted_and_evicted_since_the_last_step_is_nowhere_used() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.step()
+    desk.store.release(admit(desk.store, [*PROMPT, 0]))
+    desk.store.begin_step()
+    while tree_of(desk.store).evict() is not None:
+        pass
+    assert tree_of(desk.store).n_nodes == 0
+    assert not desk.step()[1]
+    assert not desk.shelf.touched
+
+
 def test_what_is_about_to_be_evicted_is_written_at_once() -> None:
     desk = Desk(n_blocks=32)
     serve(desk.store, PROMPT)

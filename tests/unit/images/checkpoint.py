@@ -19,6 +19,8 @@ class Published:
     processor: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     patch: int = 14  # of the tower
+    vision: Mapping[str, Any] = field(default_factory=dict)
+    tokens: tuple[str, ...] = ()
 
 
 PUBLISHED = {
@@ -46,6 +48,25 @@ PUBLISHED = {
         {"mm_tokens_per_image": 256},
     ),
     "gemma-4-E4B": Published("gemma4", {"max_soft_tokens": 280, "patch_size": 16}, patch=16),
+    "Llama-4-Scout": Published(
+        "llama4",
+        {"max_patches": 16, "size": {"height": 336, "width": 336}},
+        vision={"image_size": 336},
+    ),
+    "LFM2-VL-1.6B": Published(
+        "lfm2_vl",
+        {
+            "encoder_patch_size": 16,
+            "max_image_tokens": 256,
+            "min_image_tokens": 64,
+            "max_tiles": 10,
+            "tile_size": 512,
+        },
+        patch=16,
+        tokens=tuple(
+            f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11)
+        ),
+    ),
     "Kimi-VL-A3B": Published("kimi_vl", {"in_token_limit": 4096, "patch_size": 14}),
 }
 
@@ -56,9 +77,9 @@ def write_settings(name: str, directory: Path) -> Path:
     family_name = published.family or name
     family: VisionFamily = VISION_FAMILIES[family_name]
     tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens(list(family.tokens))
+    tokenizer.add_special_tokens([*family.tokens, *published.tokens])
     special = {token: tokenizer.token_to_id(token) for token in family.tokens}
-    vision = {**family.vision_config}
+    vision = {**family.vision_config, **published.vision}
     if published.family:
         vision["patch_size"] = published.patch
     config = {key: special.get(value, value) for key, value in family.config.items()}

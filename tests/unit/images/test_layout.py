@@ -12,10 +12,13 @@ import pytest
 from tokenizers import Tokenizer
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
+from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
+from transformers.models.llama4.processing_llama4 import Llama4Processor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from engine.api import ModelError
 from engine.images.layout import ImageLayout, image_layout
+from engine.values.images import PreparedImage
 from tests.unit.images.checkpoint import PUBLISHED, write_settings
 from tests.vision_checkpoints import VISION_FAMILIES
 
@@ -114,9 +117,54 @@ def test_kimi(tmp_path: Path) -> None:
     assert prepared.tokens == ids(tokenizer, "<|media_pad|>" * 6)
 
 
+@pytest.mark.parametrize("name", ["llama4", "Llama-4-Scout"])
+@pytest.mark.parametrize("tiles", [(1, 1), (1, 3), (3, 1), (2, 3)])
+def test_llama4(tmp_path: Path, name: str, tiles: tuple[int, int]) -> None:
+    layout, tokenizer = layout_of(name, tmp_path)
+    side = 24 if name in PUBLISHED else 4
+    processor: Any = Llama4Processor
+    text = processor._prompt_split_image(None, tiles, (side // 2) ** 2)
+    prepared = layout.prepared(DIGEST, (*tiles, side, side), "file")
+    assert prepared.tokens == ids(tokenizer, text)
+    n_tiles = tiles[0] * tiles[1]
+    assert len(prepared.image.runs) == n_tiles + (n_tiles > 1)
+    check_runs(layout, prepared)
+
+
+@pytest.mark.parametrize("name", ["lfm2_vl", "LFM2-VL-1.6B"])
+@pytest.mark.parametrize("tiles", [(1, 1), (1, 3), (4, 1), (2, 2)])
+@pytest.mark.parametrize("marks", [True, False])
+def test_lfm2_vl(tmp_path: Path, name: str, tiles: tuple[int, int], marks: bool) -> None:
+    checkpoint = write_settings(name, tmp_path)
+    settings = {"use_image_special_tokens": marks}
+    (checkpoint / "processor_config.json").write_text(json.dumps(settings))
+    layout = image_layout(checkpoint)
+    assert layout is not None
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    processor: Any = SimpleNamespace(
+        image_token="<image>",
+        image_start_token="<|image_start|>",
+        image_end_token="<|image_end|>",
+        image_thumbnail_token="<|img_thumbnail|>",
+    )
+    n_parts = 256 if name in PUBLISHED else 4
+    text = Lfm2VlProcessor._build_image_tokens(processor, *tiles, n_parts, 6, True, marks)
+    prepared = layout.prepared(DIGEST, (*tiles, 4, 6), "file")
+    assert prepared.tokens == ids(tokenizer, text)
+    check_runs(layout, prepared)
+
+
+def check_runs(layout: ImageLayout, prepared: PreparedImage) -> None:
+    """The runs are the tokens that stand for parts."""
+    places = [at for first, n in prepared.image.runs for at in range(first, first + n)]
+    assert places == [at for at, token in enumerate(prepared.tokens) if token == layout.part]
+
+
 @pytest.mark.parametrize(
     ("name", "most"),
     [
+        ("Llama-4-Scout", 1 + 16 * (144 + 1) + 1 + 144 + 1),
+        ("LFM2-VL-1.6B", 1 + 10 * (1 + 256) + 1 + 256 + 1),
         ("Qwen2.5-VL-7B", 16_384),
         ("Qwen3-VL-8B", 16_384),
         ("pixtral-12b", 64 * 65),

@@ -1,16 +1,21 @@
 """Images become exactly what the processors of their families give."""
 
+import ast
 import importlib.metadata
+import importlib.util
 import json
+import math
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from random import Random
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from PIL import Image
@@ -21,7 +26,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from engine.images.decode import UnreadableImage, decode
 from engine.images.layout import image_layout
-from engine.images.processors import Pixels, Processor
+from engine.images.pixels import Pixels, closest_tiles
+from engine.images.processors import Processor
 from engine.values.images import Detail
 from tests.unit.images.checkpoint import PUBLISHED, write_settings
 from tests.unit.images.files import PICTURES
@@ -49,14 +55,18 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 
 @pytest.fixture
-def kimi_class(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """mlx-vlm's processor of Kimi-VL, without the code of the packages around it."""
+def processors_of_mlx_vlm(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """The module of mlx-vlm's processor of a family, without the code of the packages around it."""
     folder = Path(importlib.metadata.distribution("mlx-vlm").locate_file("mlx_vlm"))  # type: ignore[arg-type]
-    for package in ("mlx_vlm", "mlx_vlm.models", "mlx_vlm.models.kimi_vl"):
-        bare = ModuleType(package)
-        bare.__path__ = [str(folder.parent.joinpath(*package.split(".")))]
-        monkeypatch.setitem(sys.modules, package, bare)
-    return importlib.import_module("mlx_vlm.models.kimi_vl.processing_kimi_vl").KimiVLImageProcessor
+
+    def module(family: str) -> Any:
+        for package in ("mlx_vlm", "mlx_vlm.models", f"mlx_vlm.models.{family}"):
+            bare = ModuleType(package)
+            bare.__path__ = [str(folder.parent.joinpath(*package.split(".")))]
+            monkeypatch.setitem(sys.modules, package, bare)
+        return importlib.import_module(f"mlx_vlm.models.{family}.processing_{family}")
+
+    return module
 
 
 def picture(seed: int, *, most: int = 1_500) -> Image.Image:
@@ -99,7 +109,11 @@ def expected(name: str, checkpoint: Path, image: Image.Image, detail: Detail) ->
     return Pixels(array, (array.shape[1] // patch, array.shape[2] // patch))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "imi" not in name])
+OTHERS = ("kimi", "llama", "lfm2")
+"""Families whose processors transformers has with torch alone."""
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.lower().startswith(OTHERS)])
 @pytest.mark.parametrize("detail", list(Detail))
 def test_pixels_are_those_of_transformers(
     checkpoints: Checkpoints, name: str, detail: Detail
@@ -142,8 +156,9 @@ def test_images_with_alpha_and_of_all_kinds_are_as_transformers_reads_them(
 @pytest.mark.parametrize("pads", [True, False])
 @pytest.mark.parametrize("limit", [40, 4096])
 def test_pixels_of_kimi_are_those_of_mlx_vlm(
-    tmp_path: Path, kimi_class: Any, pads: bool, limit: int
+    tmp_path: Path, processors_of_mlx_vlm: Callable[[str], Any], pads: bool, limit: int
 ) -> None:
+    kimi_class = processors_of_mlx_vlm("kimi_vl").KimiVLImageProcessor
     checkpoint = write_settings("kimi_vl", tmp_path)
     settings: dict[str, Any] = {"patch_size": 4, "pad_input": pads, "in_token_limit": limit}
     settings |= {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.25, 0.2]}
@@ -155,6 +170,106 @@ def test_pixels_of_kimi_are_those_of_mlx_vlm(
         found = processor.pixels(image, Detail.FULL)
         np.testing.assert_array_equal(found.array, np.array(wanted["pixel_values"]))
         assert [found.grid] == wanted["_grid_shapes"]
+
+
+@pytest.mark.parametrize("name", ["lfm2_vl", "LFM2-VL-1.6B"])
+@pytest.mark.parametrize("changes", [{}, {"resample": 3}, {"do_image_splitting": False}])
+def test_pixels_of_lfm2_vl_are_those_of_mlx_vlm(
+    tmp_path: Path,
+    processors_of_mlx_vlm: Callable[[str], Any],
+    name: str,
+    changes: dict[str, Any],
+) -> None:
+    checkpoint = write_settings(name, tmp_path)
+    settings = json.loads((checkpoint / "preprocessor_config.json").read_text()) | changes
+    (checkpoint / "preprocessor_config.json").write_text(json.dumps(settings))
+    processor = Processor(checkpoint)
+    reference = processors_of_mlx_vlm("lfm2_vl").Lfm2VlNumpyImageProcessor(**settings)
+    grids = set[bool]()
+    for seed in range(12):
+        image = picture(seed, most=3_000 if name in PUBLISHED else 90)
+        wanted = reference.preprocess([image])
+        found = processor.pixels(image, Detail.FULL)
+        present = wanted["pixel_attention_mask"].astype(bool)
+        np.testing.assert_array_equal(found.array, wanted["pixel_values"][present])
+        tiles = wanted["image_rows"][0], wanted["image_cols"][0]
+        assert found.grid == (*tiles, *wanted["spatial_shapes"][-1])
+        grids.add(tiles == (1, 1))
+    assert len(grids) == 1 + bool(settings["do_image_splitting"])
+
+
+@pytest.mark.parametrize(("least", "most"), [(2, 10), (1, 6), (4, 4)])
+def test_tiles_of_lfm2_vl_are_those_of_mlx_vlm(
+    processors_of_mlx_vlm: Callable[[str], Any], least: int, most: int
+) -> None:
+    """Also where several grids of tiles have one ratio."""
+    layout_of, random = processors_of_mlx_vlm("lfm2_vl")._get_grid_layout, Random(most)
+    for _ in range(3_000):
+        width, height = (random.randint(200, 2_500) for _ in range(2))
+        columns, rows, *_ = layout_of(height, width, least, most, 512)
+        assert closest_tiles((width, height), 512, least, most) == (rows, columns)
+
+
+@pytest.fixture(scope="module")
+def llama4_functions() -> SimpleNamespace:
+    """The functions of transformers' module of Llama 4 that choose sizes. The module needs torch;
+    of that, these functions need what numpy has, with numbers of 32 bits.
+    """
+    spec = importlib.util.find_spec("transformers.models.llama4.image_processing_llama4")
+    assert spec is not None
+    assert spec.origin is not None
+    module = ast.parse(Path(spec.origin).read_text())
+    functions = list[ast.stmt]()
+    for function in module.body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        functions.append(function)
+        function.decorator_list.clear()
+        function.args.defaults.clear()
+        for argument in function.args.args:
+            argument.annotation = None
+        function.returns = None
+    numbers = SimpleNamespace(where=np.where, max=np.max, min=np.min, argmin=np.argmin)
+    names = {"math": math, "defaultdict": defaultdict, "torch": numbers}
+    exec(compile(ast.Module(functions, []), spec.origin, "exec"), names)
+    return SimpleNamespace(**names)
+
+
+@pytest.mark.parametrize("enlarges", [True, False])
+@pytest.mark.parametrize("most", [1, 4, 16])
+def test_pixels_of_llama4_are_those_of_transformers(
+    tmp_path: Path, llama4_functions: SimpleNamespace, enlarges: bool, most: int
+) -> None:
+    checkpoint = write_settings("llama4", tmp_path)
+    settings = json.loads((checkpoint / "preprocessor_config.json").read_text())
+    settings |= {"max_patches": most, "resize_to_max_canvas": enlarges}
+    settings |= {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.25, 0.2]}
+    (checkpoint / "preprocessor_config.json").write_text(json.dumps(settings))
+    processor, of = Processor(checkpoint), llama4_functions
+    side = SimpleNamespace(height=16, width=16)
+    canvases = np.array(of.find_supported_resolutions(most, side), np.float32)
+    for seed in range(12):
+        image = picture(seed, most=120)
+        size = image.size[1], image.size[0]
+        canvas = tuple(map(int, of.get_best_fit(size, canvases, enlarges)))
+        limits = canvas
+        if not enlarges:
+            limits = tuple(min(max(a, 16), b) for a, b in zip(size, canvas, strict=True))
+        height, width = (max(n, 1) for n in of.get_max_res_without_distortion(size, limits))
+        levels = np.zeros((*canvas, 3), np.uint8)
+        bilinear = Image.Resampling.BILINEAR
+        levels[:height, :width] = np.asarray(image.resize((width, height), bilinear))
+        rows, columns = canvas[0] // 16, canvas[1] // 16
+        tiles = levels.reshape(rows, 16, columns, 16, 3).swapaxes(1, 2).reshape(-1, 16, 16, 3)
+        if len(tiles) > 1:
+            tiles = np.concatenate([tiles, np.asarray(image.resize((16, 16), bilinear))[None]])
+        mean, std = (mx.array(settings[f"image_{name}"], mx.bfloat16) for name in ("mean", "std"))
+        scaled = (mx.array(tiles).astype(mx.float32) * (1 / 255)).astype(mx.bfloat16)
+        values = (scaled - mean) / std
+        found = processor.pixels(image, Detail.FULL)
+        assert found.grid == (rows, columns, 4, 4)
+        wanted = np.array(values.astype(mx.float32)).transpose(0, 3, 1, 2)
+        np.testing.assert_array_equal(found.array, wanted)
 
 
 @pytest.mark.parametrize("name", NAMES)

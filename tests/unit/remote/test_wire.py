@@ -97,6 +97,7 @@ EXAMPLES: Sequence[tuple[str, tuple[object, ...], object]] = (
     ("clear_cache", ("name", frozenset({CacheTier.DISK})), Cleared(3, 4)),
     ("prepare_image", ("/a/b", "/a", Detail.LOW), PreparedImage(IMAGE, (7, 9, 9, 8))),
     ("probe", (pack((1, 2)), "salt", "adapter", (IMAGE,)), Probed(2, ("ab",))),
+    ("give_back", (0.25,), 12),
     ("requests", (), (RequestInfo("a", 0, WaitReason.SLOTS, 1, 2, 3, 4, 5, 6),)),
     ("tree", (7,), PICTURE),
     (

@@ -125,21 +125,21 @@ def test_it_fits_the_terminal(scene: TreeSnapshot, size: Size) -> None:
     assert "more nodes of" in said or size.lines > 24
 
 
-def test_a_low_terminal_says_what_matters_most() -> None:
+@pytest.mark.parametrize(
+    ("memory", "facts"),
+    [
+        ("", ("requests ", "tokens/s ", "hits ")),
+        ("requests are refused", ("memory    is short: requests are refused", "requests ")),
+    ],
+)
+def test_a_low_terminal_says_what_matters_most(memory: str, facts: tuple[str, ...]) -> None:
     scene = agent_beside_short_prompts()
-    frame = Frame(CacheTree.of(scene, "a/model"), 3.0, Rates(1, 2, 3))
+    frame = Frame(CacheTree.of(scene, "a/model"), 3.0, Rates(1, 2, 3), memory)
     console = Console(width=60, height=15, file=StringIO(), color_system=None)
     with console.capture() as captured:
         console.print(drawn(frame, "http://127.0.0.1:8000/v1", Size(60, 15)))
     said = captured.get()
-    for what in (
-        "requests ",
-        "tokens/s ",
-        "hits ",
-        "held 8",
-        "0 to 18,304",
-        "+40 that share nothing",
-    ):
+    for what in (*facts, "held 8", "0 to 18,304", "+40 that share nothing"):
         assert what in said
 
 

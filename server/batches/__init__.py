@@ -1,0 +1,1 @@
+"""Work for idle steps: files of requests, which run at the lowest priority."""

@@ -1,0 +1,1 @@
+"""The guard for the memory of the whole machine, which other programs use, too."""
