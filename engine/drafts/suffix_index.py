@@ -58,8 +58,8 @@ class SortedText:
     """
 
     def __init__(self, tokens: Tokens, skipped: int = 0) -> None:
-        """`tokens` has nothing but a text. Its parts of images are sorted as the tokens that stand
-        for them, and found as what they are.
+        """`tokens` has a text and no ids of its own. Parts of images are sorted as the tokens that
+        stand for them, and compared by the ids of their content.
         """
         self.tokens = tokens
         ids = np.frombuffer(tokens.text, np.uint32)[skipped:].astype(np.int64)

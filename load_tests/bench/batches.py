@@ -117,7 +117,7 @@ def batch_seconds(http: httpx.Client, target: Target, round_: int, n_lines: int)
 def chats_seconds(
     http: httpx.Client, target: Target, at_once: int, round_: int, n_lines: int
 ) -> float:
-    """The seconds of the chats of so many lines."""
+    """How many seconds chats with the work of this many lines take."""
 
     def ask(number: int) -> None:
         asked = body(target.model, system_of(round_), number)

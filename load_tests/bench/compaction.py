@@ -147,7 +147,7 @@ def by_server(asker: Asker, said: Sequence[Item], id: str) -> tuple[list[Item], 
 def by_client(
     tools: Sequence[Item], asker: Asker, said: Sequence[Item], id: str
 ) -> tuple[list[Item], int, int]:
-    """The same by a turn of the client's, with these tools."""
+    """Compact as agents do: a turn of the client asks for the summary, with these tools."""
     heard = asker.ask([*said, user(SUM_UP)], tools=tools, max_output_tokens=256)
     return [user(f"Summary of what was said:\n{heard.text}")], *_tokens(heard)
 

@@ -169,7 +169,7 @@ def _answer(request: Request) -> str:
 
 
 def _of_another_question(request: Request, prompt: str, names: Sequence[str]) -> str:
-    """What is said of a picture or a deferred tool; nothing where the question is of neither."""
+    """The answer about a picture or a deferred tool; empty where the question is about neither."""
     if request.images:
         width, height = request.images[-1].grid
         return f"It has {width} x {height} pixels."

@@ -58,7 +58,7 @@ class Machine:
         until(lambda: self.guard()["step"], lambda found: found == step)
 
     def read(self, n: int = 3) -> None:
-        """Until so many more readings have been taken, and acted on."""
+        """Wait until this many more readings have been taken, and acted on."""
         seen = self.sources.n_read
         until(lambda: self.sources.n_read > seen + n)
 

@@ -101,7 +101,7 @@ def test_it_uses_what_others_have_cached_and_takes_nothing_from_them(served: Ser
 
 
 def test_several_at_once_leave_what_is_to_be_kept(served: Served) -> None:
-    """The same text from some that keep it and some that do not."""
+    """Requests with one text, of which some may be kept and some may not."""
     text, cached = served.text(200), served.blocks("cached")
     with ThreadPoolExecutor(6) as threads:
         fields = [NOT_KEPT, NOT_KEPT, {}, NOT_KEPT, {}, NOT_KEPT]

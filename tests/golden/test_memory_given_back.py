@@ -1,4 +1,4 @@
-"""Memory is given back between steps: nothing that is said depends on it, and the system has it."""
+"""Memory is given back between steps: no output changes, and the system gets the memory."""
 
 from collections import defaultdict
 from dataclasses import replace

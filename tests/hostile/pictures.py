@@ -64,7 +64,7 @@ def bombs() -> Iterator[Hostile]:
 
 
 def animated_webp(n_frames: int, canvas: int = 16) -> bytes:
-    """The same frame again and again, in a file of a large canvas."""
+    """An animation of one repeated frame on a large canvas."""
     encoded = io.BytesIO()
     Image.new("RGB", (16, 16), (9, 9, 9)).save(encoded, "WEBP", lossless=True)
     frame = encoded.getvalue()[12:]  # after RIFF, its size and WEBP

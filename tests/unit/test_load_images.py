@@ -60,7 +60,7 @@ async def test_the_first_message_has_the_conversations_images() -> None:
 
 
 def told(*totals: int) -> Any:
-    """A server that has encoded so many images each time it is asked for its metrics."""
+    """A server whose metrics report these totals of encoded images, the next at each reading."""
     left = list(totals)
 
     def respond(body: Body) -> str:

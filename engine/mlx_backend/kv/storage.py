@@ -39,7 +39,7 @@ NEARLY_FULL = 3 / 4
 """The used share of its memory from which an arena grows while the engine is idle."""
 
 WORTH_SHRINKING = 8
-"""One part of an arena's memory in so many is worth shrinking it for."""
+"""An arena is shrunk where at least one part in this many of its memory is freed by it."""
 
 _WORDS = (mx.uint64, mx.uint32, mx.uint16, mx.uint8)
 
