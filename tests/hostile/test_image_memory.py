@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -19,7 +21,10 @@ IMAGE_BYTES = 4 << 20
 HELD_BYTES = 200_000
 """More than a request of text takes, its connection and the trace included."""
 
-N_TURNS = 6
+LEFT_BYTES = 50_000
+"""More than a finished request leaves in the daemon's records."""
+
+N_TURNS = 8
 
 
 class OneToken(FakeEngine):
@@ -40,7 +45,8 @@ def test_an_answer_that_is_streamed_holds_no_image(
     traced: Callable[[], int],
 ) -> None:
     """Its bytes are in one file: neither they nor their base64 are in memory, or count there. The
-    same image sent again and again takes no more, nor do others.
+    same image sent again and again takes no more, nor do others. Medians, because one turn may meet
+    what Python allocates once, such as a larger table of its names.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     engine = OneToken(card=SEEING)
@@ -62,8 +68,10 @@ def test_an_answer_that_is_streamed_holds_no_image(
             until(lambda: sum(budget.total_bytes for budget in budgets) == 0)
             engine.submitted.get_nowait()
             left.append(traced())
-    assert max(held) - left[0] < HELD_BYTES, (held, left)
-    assert max(left[1:]) - left[0] < HELD_BYTES, (held, left)
+    during = [now - before for before, now in zip(left, held[1:], strict=False)]
+    assert median(during) < HELD_BYTES, (held, left)
+    for turns in (left[::2], left[1::2]):
+        assert median(now - before for before, now in pairwise(turns)) < LEFT_BYTES, (held, left)
 
 
 def _request(dialect: Dialect, number: int) -> bytes:

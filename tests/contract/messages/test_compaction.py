@@ -1,6 +1,7 @@
 """Compaction in `/v1/messages` by Anthropic's client: its edit of the context, and its request."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -26,17 +27,12 @@ def edits(**fields: Any) -> Json:
     return {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}, compact]}
 
 
-@pytest.fixture(scope="module")
-def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompactingDaemon]:
-    with compacting(tmp_path_factory.mktemp("state")) as made:
-        yield made
-
-
 @pytest.fixture
-def daemon(shared_daemon: CompactingDaemon) -> CompactingDaemon:
-    shared_daemon.engine.reset()
-    shared_daemon.say(SUMMARY)
-    return shared_daemon
+def daemon(tmp_path: Path) -> Iterator[CompactingDaemon]:
+    """One for each test, because it goes on computing heads after their conversations' answers."""
+    with compacting(tmp_path) as made:
+        made.say(SUMMARY)
+        yield made
 
 
 def ask(daemon: CompactingDaemon, *messages: Json, **fields: Any) -> Any:

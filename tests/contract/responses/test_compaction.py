@@ -22,22 +22,12 @@ AUTOMATIC = [{"type": "compaction", "compact_threshold": 1000}]
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("state")
-
-
-@pytest.fixture(scope="module")
-def shared_daemon(state: Path) -> Iterator[CompactingDaemon]:
-    with compacting(state) as made:
-        yield made
-
-
 @pytest.fixture
-def daemon(shared_daemon: CompactingDaemon) -> CompactingDaemon:
-    shared_daemon.engine.reset()
-    shared_daemon.say(SUMMARY)
-    return shared_daemon
+def daemon(tmp_path: Path) -> Iterator[CompactingDaemon]:
+    """One for each test, because it goes on computing heads after their conversations' answers."""
+    with compacting(tmp_path) as made:
+        made.say(SUMMARY)
+        yield made
 
 
 def respond(daemon: CompactingDaemon, **fields: Any) -> Any:
@@ -245,19 +235,20 @@ def test_the_model_sees_the_summary_and_the_client_no_more_than_its_own(
 
 
 def test_a_restart_keeps_the_key_and_another_installation_has_another(
-    state: Path, daemon: CompactingDaemon, tmp_path: Path
+    daemon: CompactingDaemon, tmp_path: Path
 ) -> None:
     made = daemon.openai.responses.compact(model="bytes", input=LONG)
-    key = state / "rootstock" / KEY_FILE
+    key = tmp_path / "rootstock" / KEY_FILE
     assert key.stat().st_mode & 0o777 == 0o600
     given = [*items(made.output), user("So?")]
-    with compacting(state) as restarted:
+    with compacting(tmp_path) as restarted:
         respond(restarted, input=given)
         assert restarted.told[0] == HEAD
-    with compacting(tmp_path) as other, pytest.raises(openai.BadRequestError) as refused:
+    elsewhere = tmp_path / "elsewhere"
+    with compacting(elsewhere) as other, pytest.raises(openai.BadRequestError) as refused:
         respond(other, input=given)
     assert refused.value.code == "compaction_signature_invalid"
-    assert (tmp_path / "rootstock" / KEY_FILE).read_bytes() != key.read_bytes()
+    assert (elsewhere / "rootstock" / KEY_FILE).read_bytes() != key.read_bytes()
 
 
 def test_without_a_folder_for_the_key_summaries_work_until_the_end(tmp_path: Path) -> None:
