@@ -88,7 +88,8 @@ def texts(*given: str) -> tuple[Part, ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """What one role says. `answered_call` is the id of the call whose result it is, and `name` the
-    name of the tool, or of the speaker. `tools` are those that it makes known.
+    name of the tool, or of the speaker. `tools` are those that it makes known, and
+    `undeclared_tools` the names of others, which the request does not declare.
     """
 
     role: Role
@@ -98,6 +99,7 @@ class Message:
     answered_call: str | None = None
     name: str | None = None
     tools: Sequence[Tool] = ()
+    undeclared_tools: Sequence[str] = ()
 
     @property
     def text(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from pydantic_core import from_json, to_json
 
 from engine.values.model import Tokenizer
-from server.generation.conversation import Conversation, Message, texts
+from server.generation.conversation import Conversation, Message, Part, Text, texts
 from server.generation.template import (
     TemplateTraits,
     declared_tools,
@@ -234,21 +234,34 @@ Describe = Callable[[Declaration], str]
 def with_late_tools(
     messages: Sequence[Message], placed: PlacedTools, describe: Describe
 ) -> Sequence[Message]:
-    """The messages with the descriptions of late tools behind what they say. A message that says
-    nothing but tools of the head is left out.
+    """The messages with the descriptions of late tools behind what they say; a result also tells
+    which of its tools there are not. A system message that says nothing else is left out.
     """
-    if not placed.late and not any(message.tools for message in messages):
+    if not placed.late and not any(map(_names_tools, messages)):
         return messages
-    late = dict[int, list[str]]()
+    added = dict[int, list[str]]()
     for at, declaration in placed.late:
-        late.setdefault(at, [_HEADING]).append(describe(declaration))
+        added.setdefault(at, [_HEADING]).append(describe(declaration))
+    known = placed.by_name
+    for at, message in enumerate(messages):
+        absent = [name for name in message.undeclared_tools if name not in known]
+        if absent and message.role != "system":
+            added.setdefault(at, []).extend(f"There is no tool {name}." for name in absent)
     told = [
-        replace(message, parts=(*message.parts, *texts("\n".join(late[at]))))
-        if at in late
+        replace(message, parts=(*_said(message), *texts("\n".join(added[at]))))
+        if at in added
         else message
         for at, message in enumerate(messages)
     ]
-    return [each for each in told if each.parts or not each.tools or each.role != "system"]
+    return [each for each in told if each.parts or not _names_tools(each) or each.role != "system"]
+
+
+def _said(message: Message) -> Sequence[Part]:
+    return [part for part in message.parts if part != Text("")]
+
+
+def _names_tools(message: Message) -> bool:
+    return bool(message.tools or message.undeclared_tools)
 
 
 _PROBE: Mapping[str, Any] = {

@@ -155,18 +155,21 @@ def _said(role: Role, block: BlockParam, tools: dict[str, Tool], place: str) -> 
 
 def _made_known(changes: Iterable[object], tools: dict[str, Tool]) -> Iterator[Message]:
     """The message that makes tools known which `tool_addition` blocks and the results of
-    Anthropic's own search have. Definitions are added to `tools`; unknown tools are passed over.
+    Anthropic's own search have. Definitions are added to `tools`.
     """
-    found = list[Tool]()
+    found, undeclared = list[Tool](), list[str]()
     for each in chain.from_iterable(map(_tool_changes, changes)):
         match each:
             case {"type": "tool_definition", "definition": dict(definition)}:
                 for tool in _defined(definition):
                     found.append(tools.setdefault(tool.name, tool))
             case {"tool_name": str(name)} | {"type": "tool_reference", "name": str(name)}:
-                found += [tools[name]] if name in tools else []
-    if found:
-        yield Message(role="system", tools=found)
+                if name in tools:
+                    found.append(tools[name])
+                else:
+                    undeclared.append(name)
+    if found or undeclared:
+        yield Message(role="system", tools=found, undeclared_tools=undeclared)
 
 
 def _tool_changes(change: object) -> Sequence[object]:
@@ -188,7 +191,6 @@ def _defined(definition: Mapping[str, object]) -> Sequence[Tool]:
 
 def _result(block: ToolResultBlockParam, tools: Mapping[str, Tool], place: str) -> Message:
     names = [each.tool_name for each in block.content if isinstance(each, ToolReferenceBlockParam)]
-    unknown = [f"There is no tool {name}." for name in names if name not in tools]
     content = f"{place}.tool_result.content"
     parts, said = list[Part](), list[str]()
     for at, each in enumerate(block.content):
@@ -197,12 +199,13 @@ def _result(block: ToolResultBlockParam, tools: Mapping[str, Tool], place: str) 
             said = []
         else:
             said += block_texts([each])
-    parts += _joined_texts([*said, *unknown])
+    parts += _joined_texts(said)
     return Message(
         role="tool",
         parts=_as_error(parts) if block.is_error else parts or texts(""),
         answered_call=block.tool_use_id,
         tools=[tools[name] for name in names if name in tools],
+        undeclared_tools=[name for name in names if name not in tools],
     )
 
 
