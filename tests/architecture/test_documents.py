@@ -8,6 +8,7 @@ from typing import Any
 import typer.main
 from typer.core import TyperGroup
 
+from server.parsing.registry import TOOL_FORMATS
 from server.settings import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX, Settings
 from server.terminal.cli import SUMMARIES, app
 
@@ -72,6 +73,14 @@ def test_variables_are_settings() -> None:
     known = {name.upper() for name in Settings.model_fields} | {chat_key}
     assert variables
     assert not [(path, name) for path, name in variables if name not in known]
+
+
+def test_tool_formats_are_named_and_counted() -> None:
+    """`generic` is none of a model's own."""
+    (listed,) = re.findall(r"set by `--tool-parser`[^:]*: (.*)", TEXTS[ROOT / "docs/api/chat.md"])
+    assert sorted(re.findall(r"`(\w+)`", listed)) == sorted(TOOL_FORMATS)
+    counts = [count for _, (count,) in found(re.compile(r"(\d+) (?:tool-call )?formats\b"))]
+    assert counts == [str(len(TOOL_FORMATS.keys() - {"generic"}))] * 2
 
 
 def test_make_has_the_targets() -> None:
