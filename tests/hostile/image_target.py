@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -58,12 +58,13 @@ class Target:
         return total
 
     def files(self) -> dict[str, int]:
-        """The files of images, by their sizes."""
-        return {
-            file.name: file.stat().st_size
-            for file in self.folder.glob("*/*")
-            if file.name != "lock"
-        }
+        """The files of images, by their sizes; without those that are removed meanwhile."""
+        found = dict[str, int]()
+        for file in self.folder.glob("*/*"):
+            if file.name != "lock":
+                with suppress(FileNotFoundError):
+                    found[file.name] = file.stat().st_size
+        return found
 
     def stream(self) -> str:
         """The text of a stream, with its reasoning."""
