@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, Response
 
 from server.batches.runner import BatchesDependency, BatchRunner
 from server.batches.store import Part, StoredBatch, StoredFile, new_file_id
-from server.dialects.endpoint import BODY_ERRORS, Endpoints
+from server.dialects.endpoint import BODY_ERRORS, Document, Endpoints
 from server.errors import ApiError, ClientDisconnected, InvalidField
 from server.http.body import body_too_large
 from server.http.multipart import MultipartReader, boundary_of
@@ -169,14 +169,43 @@ class BatchList(BaseModel):
     has_more: bool
 
 
+UPLOAD_FORM: Document = {
+    "type": "object",
+    "properties": {
+        "purpose": {"type": "string", "const": "batch"},
+        "file": {
+            "type": "string",
+            "contentMediaType": NDJSON,
+            "description": "Requests, a line each, with a filename.",
+        },
+        "expires_after[anchor]": {"type": "string", "const": "created_at"},
+        "expires_after[seconds]": {
+            "type": "integer",
+            "minimum": LEAST_SECONDS,
+            "maximum": MOST_SECONDS,
+            "default": MOST_SECONDS,
+        },
+    },
+    "required": ["purpose", "file"],
+}
+"""The schema of the form with which a file is uploaded."""
+
 router = Endpoints()
 
 
-@router.endpoint("POST", "/v1/files", errors=(*BODY_ERRORS, 507))
+@router.endpoint(
+    "POST",
+    "/v1/files",
+    errors=(*BODY_ERRORS, 507),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"multipart/form-data": {"schema": UPLOAD_FORM}},
+        }
+    },
+)
 async def upload_file(context: Context, batches: BatchesDependency) -> FileObject:
-    """Keeps a file of requests. The body is a form (multipart/form-data) with `purpose` and `file`,
-    and perhaps `expires_after[anchor]` and `expires_after[seconds]`.
-    """
+    """Keeps a file of requests."""
     http, record = context.http, context.record
     boundary = boundary_of(http.headers.get("content-type", ""))
     upload = _Upload(batches, record, context.service.settings.max_file_bytes)

@@ -84,6 +84,33 @@ def results(client: Any, file_id: str | None) -> dict[str, dict[str, Any]]:
     return found
 
 
+def test_the_form_of_an_upload_is_as_described(daemon: Daemon) -> None:
+    """By a client that knows the description alone: its bounds are those that are enforced."""
+    operation = daemon.http.get("/openapi.json").json()["paths"]["/v1/files"]["post"]
+    form = operation["requestBody"]["content"]["multipart/form-data"]["schema"]
+    fields = {name: schema for name, schema in form["properties"].items() if name != "file"}
+    seconds = fields["expires_after[seconds]"]
+    least, most = seconds["minimum"], seconds["maximum"]
+    file = {"file": ("in.jsonl", b"{}", form["properties"]["file"]["contentMediaType"])}
+
+    def status(left_out: str = "", **given: Any) -> int:
+        values = {
+            name: given.get(name, schema.get("const", least)) for name, schema in fields.items()
+        }
+        values.pop(left_out, None)
+        sent: Any = {"other": b""} if left_out == "file" else file
+        return daemon.http.post("/v1/files", data=values, files=sent).status_code
+
+    assert status() == 200
+    for name in form["properties"]:
+        assert status(name) == (400 if name in form["required"] else 200)
+    for name, schema in fields.items():
+        if "const" in schema:
+            assert status(**{name: "other"}) == 400
+    for wanted, answer in ((most, 200), (least - 1, 400), (most + 1, 400), ("soon", 400)):
+        assert status(**{"expires_after[seconds]": wanted}) == answer
+
+
 def test_every_line_has_the_answer_that_its_request_has(daemon: Daemon) -> None:
     client = daemon.openai
     batch = create(client, jsonl(*(chat_line(f"q{n}") for n in range(40))), metadata={"a": "b"})

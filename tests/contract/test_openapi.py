@@ -223,6 +223,7 @@ def test_every_body_has_an_example_that_is_answered(base_url: str, http: httpx.C
         path: methods["post"]["requestBody"]["content"]["application/json"]["example"]
         for path, methods in document(base_url)["paths"].items()
         if "requestBody" in methods.get("post", {})
+        if path != "/v1/files"  # a form, which the tests of batches send
     }
     assert len(examples) == 28
     for needed in ("/api/pull", "/v1/batches", "/v1/messages/batches"):  # the network, a folder
