@@ -62,7 +62,7 @@ class Unsendable(Exception):
     """A plan has something that other ranks cannot compute."""
 
 
-_ROWS = (Decode, Verify, Resample)
+_ROWS: tuple[type[Any], ...] = (Decode, Verify, Resample)
 _OPS = (CopyBlock, ResetState, CopyState, RoundState, RollBackState)
 _PREFILL = len(_ROWS)
 _NOT_SCORED = -1
@@ -155,7 +155,7 @@ def _plan_of(data: bytes) -> StepPlan:
         number,
         list(map(SequenceId, leave)),
         [BatchEntry(SequenceId(id), _GREEDY, adapter) for id, adapter in enter],
-        [(SequenceId(id), TablePatch(*patch)) for id, *patch in patches],
+        [(SequenceId(id), TablePatch(group, first, ids)) for id, group, first, ids in patches],
         [_decode_row(*row) for row in rows],
         [(When(when), _OPS[kind](*values)) for when, kind, *values in ops],
     )
@@ -180,10 +180,11 @@ def _decode_row(kind: int, sequence_id: int, *values: Any) -> Row:
             None if n_scored == _NOT_SCORED else Score((0,) * n_scored, 0),
             None if pooling is None else Pooling(pooling),
         )
-    if _ROWS[kind] is Verify:
+    row_type = _ROWS[kind]
+    if row_type is Verify:
         start, token, draft = values
         return Verify(SequenceId(sequence_id), start, token, tuple(draft))
-    row: Row = _ROWS[kind](SequenceId(sequence_id))
+    row: Row = row_type(SequenceId(sequence_id), *values)
     return row
 
 

@@ -118,9 +118,13 @@ def join_ranks(link: Link, checkpoint: Path | None = None) -> JoinedRank:
 def facts_of(checkpoint: Path) -> Facts:
     """The facts of this process, and of a model on this machine. Raises ModelError."""
     kind = "cpu" if mx.default_device() == mx.cpu else "gpu"
-    versions = [metadata.version(name) for name in ("mlx", "mlx-lm")]
-    weights = fingerprint(checkpoint, lambda file: "")  # a copy has another time
-    return Facts(PROTOCOL, *versions, f"{kind} {platform.machine()}", weights)
+    return Facts(
+        PROTOCOL,
+        mlx=metadata.version("mlx"),
+        mlx_lm=metadata.version("mlx-lm"),
+        device=f"{kind} {platform.machine()}",
+        weights=fingerprint(checkpoint, lambda file: ""),  # a copy has another time
+    )
 
 
 def compare_facts(own: Facts, its: Facts, name: str) -> None:
