@@ -18,7 +18,7 @@ N_TOKENS = 100
 
 if __name__ == "__main__":
     checkpoint, ranks = sys.argv[1:]
-    backend = load_backend(config_of(Path(checkpoint), int(ranks)), lambda line: print(line))
+    backend = load_backend(config_of(Path(checkpoint), int(ranks)), print)
     greedy = Sampling(SamplingParams(temperature=0), 0)
     for number in count(step=1):
         sequence = SequenceId(number)

@@ -5,18 +5,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from engine.mlx_backend.ranks.link import SILENT_SECONDS, WAKE_SECONDS
+from engine.mlx_backend.ranks.link import SILENT_SECONDS
 from engine.process.child import REPORTED_STATUS
 from tests.checkpoints import write_family
 from tests.golden.decoding_ranks import STEP
 from tests.golden.ranking import SIX_HEADS
 
-END_SECONDS = SILENT_SECONDS + WAKE_SECONDS + 10
+END_SECONDS = SILENT_SECONDS + 10
 """Within which all must have ended. The machine may be busy."""
 
 pytestmark = pytest.mark.process
@@ -48,8 +49,10 @@ class Decoding:
         return last.strip()
 
     def kill(self) -> None:
-        for process in (*self.others, self.process):
-            process.kill()
+        for process in self.others:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.kill()
         self.process.wait()
         self.lines.close()
 
