@@ -16,6 +16,10 @@ ROOT = Path(__file__).parents[2]
 """The folder of the package `engine`: in a clone, or inside the installed wheel."""
 
 
+REPORTED_STATUS = 75
+"""The exit status of an engine's process that has reported why it ends, in its last line."""
+
+
 class ChildProcess(Protocol):
     """The part of `subprocess.Popen` that the owner of a process uses."""
 
