@@ -72,29 +72,35 @@ def await_ranks(address: Address, key: bytes, n_ranks: int, report: Report) -> l
     except OSError as error:
         problem = f"ranks_listen: cannot listen at {address}: {error.strerror}"
         raise ModelError(problem) from error
-    joined, n_proving = list[socket.socket](), 0
+    listener.settimeout(0.0)
+    joined, proving = list[socket.socket](), set[socket.socket]()
     proved = SimpleQueue[_Proved]()
     reported: list[int] | None = None
-    listener.settimeout(0.0)
     with listener:
         while len(joined) < n_ranks - 1:
             missing = [*range(len(joined) + 1, n_ranks)]
             if missing != reported:
                 report(_waiting_text(missing, address))
                 reported = missing
-            if n_proving < _HANDSHAKES_AT_ONCE and (accepted := _accept(listener)) is not None:
+            if len(proving) < _HANDSHAKES_AT_ONCE and (accepted := _accept(listener)) is not None:
+                proving.add(accepted[0])
                 Thread(target=_prove, args=(*accepted, key, proved), daemon=True).start()
-                n_proving += 1
             with suppress(Empty):
                 end = proved.get(timeout=_POLL_SECONDS)
-                n_proving -= 1
+                proving.remove(end.connection)
                 if end.problem:
                     logger.warning("refused a rank at %s: %s", end.host, end.problem)
                     end.connection.close()
                 else:
                     joined.append(end.connection)
-                    logger.info("rank %d has joined from %s", len(joined), end.host)
-            joined = [each for each in joined if not _has_ended(each)]
+            for left in filter(_has_ended, joined):
+                left.close()
+            joined = [each for each in joined if each.fileno() >= 0]
+    for late in proving:
+        with suppress(OSError):
+            late.shutdown(socket.SHUT_RDWR)  # its handshake ends
+    for _ in range(len(proving)):
+        proved.get().connection.close()
     return joined
 
 

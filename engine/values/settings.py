@@ -114,7 +114,7 @@ def _endpoint(text: object) -> str:
     host, _, port = given.removeprefix("tcp://").rpartition(":")
     host = {"": "127.0.0.1", "localhost": "127.0.0.1"}.get(host, host)
     if host == "*":
-        raise ValueError("must name its address: events have prompts in clear; 0.0.0.0 is all")
+        raise ValueError("must name its address: prompts are sent in clear; 0.0.0.0 is all")
     try:
         address = ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:
@@ -311,6 +311,22 @@ class EngineConfig:
             "slow on a CPU.",
         ),
     ] = "auto"
+    ranks_listen: Annotated[
+        str | None,
+        Setting(
+            Section.NETWORK,
+            "Address, such as 192.168.7.1:5700, at which `rootstock rank` of other machines joins: "
+            "all ranks but one. Unset: all ranks are processes of this machine.",
+        ),
+    ] = None
+    ranks_key_file: Annotated[
+        Path | None,
+        Setting(
+            Section.NETWORK,
+            "File of the key that ranks of other machines must have, too: 32 bytes or more, as "
+            "`openssl rand -hex 32` writes them. Only you may be able to read it.",
+        ),
+    ] = None
     pooling: Annotated[
         Literal["auto", "last", "mean", "first"],
         Setting(
@@ -340,3 +356,15 @@ class EngineConfig:
         if self.kv_events is None:
             return None
         return KVEventsConfig.read(self.kv_events, self.kv_events_replay)
+
+    @property
+    def ranks_address(self) -> tuple[str, int] | None:
+        """Where ranks of other machines join; None if all are of this machine. Raises ValueError."""
+        if self.ranks_listen is None:
+            return None
+        host, _, port = _endpoint(self.ranks_listen).removeprefix("tcp://").rpartition(":")
+        if "[" in host:
+            raise ValueError("must be of IPv4, by which MLX connects ranks")
+        if not int(port):
+            raise ValueError("must name the port, for ranks to join there")
+        return host, int(port)
