@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -43,7 +44,7 @@ from engine.mlx_backend.loading.loader import (
 from engine.mlx_backend.loading.locate import find_checkpoint
 from engine.mlx_backend.loading.memory import MemoryPlan, footprint
 from engine.mlx_backend.loading.purpose import Body, find_purpose, sampling_defaults
-from engine.mlx_backend.loading.selfcheck import check_bytes, measured_token_bytes
+from engine.mlx_backend.loading.selfcheck import Agree, alone, check_bytes, measured_token_bytes
 from engine.mlx_backend.loading.workspace import attention_workspace
 from engine.mlx_backend.model.attention import Attention, RowByRowAttention, gathered_padding_keys
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
@@ -58,6 +59,10 @@ from engine.values.model import ModelCard, SamplingDefaults, Task
 from engine.values.settings import DEMO_NAME, EngineConfig
 from engine.values.stats import DecodeStats, MachineReport, ModelMemory, readable_bytes
 from kvstore.sizes import StorageSizes
+
+if TYPE_CHECKING:  # most models have one rank
+    from engine.mlx_backend.loading.division import Part
+    from engine.mlx_backend.ranks.group import Ranks
 
 UNSTATED_TOKENS = 1 << 20
 """The longest context of a model whose files state none, where memory allows as much."""
@@ -79,6 +84,7 @@ class OpenedModel:
     machine: host.Machine
     used_bytes: int  # that MLX had given out
     draft: OpenedDraft | None = None
+    ranks: "Ranks | None" = None  # with which this process computes the model; None: alone
 
     def plan(self, config: EngineConfig, token_bytes: int = 0) -> MemoryPlan:
         """How memory is divided with these settings, and how long a sequence may be. A token takes
@@ -117,7 +123,8 @@ class OpenedModel:
             token_bytes=token_bytes,
             image_bytes=self._image_bytes(wanted or longest or UNSTATED_TOKENS),
         )
-        return plan if wanted else plan.fitting()
+        plan = plan if wanted else plan.fitting()
+        return plan if self.ranks is None else self.ranks.planned(plan)
 
     def _image_bytes(self, context_tokens: int) -> int:
         if (vision := self.loaded.vision) is None:
@@ -136,9 +143,17 @@ def open_configured(config: EngineConfig) -> OpenedModel:
     return open_checkpoint(config, find_checkpoint(config.model, download=False))
 
 
-def open_checkpoint(config: EngineConfig, checkpoint: Path) -> OpenedModel:
-    """Open a model that is to be served with this configuration. Raises ModelError."""
+def open_checkpoint(
+    config: EngineConfig, checkpoint: Path, ranks: "Ranks | None" = None
+) -> OpenedModel:
+    """Open a model that is to be served with this configuration. With more than one rank it is the
+    part of this process among `ranks`, or a plan of such a part. Raises ModelError.
+    """
     used_bytes, machine = mx.get_active_memory(), host.examine_for(config.memory_bytes)
+    part: Part | None = None
+    if config.ranks > 1:
+        machine = host.shared(machine, config.ranks if ranks is None else ranks.n_sharing)
+        part = _planned_part(config) if ranks is None else ranks.group
     purpose = find_purpose(checkpoint, config.pooling, config.reranker)
     loaded = open_model(
         checkpoint,
@@ -147,18 +162,33 @@ def open_checkpoint(config: EngineConfig, checkpoint: Path) -> OpenedModel:
         config.adapters,
         config.kv_format,
         config.state_format,
+        part,
     )
     loaded = open_images(loaded, checkpoint, config.step_tokens)
+    if part is not None and loaded.vision is not None:
+        weight_bytes = loaded.weight_bytes - loaded.vision.weight_bytes
+        refused = "ranks compute no images"
+        loaded = replace(loaded, vision=None, images_refused=refused, weight_bytes=weight_bytes)
     loaded = replace(loaded, layout=loaded.layout.in_blocks_of(config.block_size))
     choice = _attention_choice(config, loaded, None, lambda line: None)
     draft = open_draft(config, loaded, machine.left_bytes)
-    return OpenedModel(checkpoint, loaded, choice, machine, used_bytes, draft)
+    return OpenedModel(checkpoint, loaded, choice, machine, used_bytes, draft, ranks)
+
+
+def _planned_part(config: EngineConfig) -> "Part":
+    """The part of a rank, of which memory is planned. Raises ModelError."""
+    from engine.mlx_backend.loading.division import PlannedPart, refuse  # noqa: PLC0415
+
+    refuse(config)
+    return PlannedPart(0, config.ranks)
 
 
 def _attention_choice(
     config: EngineConfig, loaded: LoadedModel, spare_bytes: int | None, report: Report
 ) -> AttentionChoice:
     """See `choose_attention`. Raises ModelError."""
+    if config.ranks > 1 and compares(config):  # each machine might find another the fastest
+        config = replace(config, attention="gather")
     kinds, found = layer_kinds(config, loaded), attentions(config.attention, loaded)
     return choose_attention(config, kinds, found, spare_bytes, report)
 
@@ -192,7 +222,9 @@ def assemble_opened(
         report(f"{problem}: MLX fuses no operations, and all steps take longer")
     elif compiler is not None and compiler.is_first_start:
         report("kernels: g++ builds them, once on this machine, so that this start takes longer")
-    execution = check_model(loaded, opened.choice.attentions, report)
+    ranks = opened.ranks
+    agree = alone if ranks is None else ranks.worst
+    execution = check_model(loaded, opened.choice.attentions, report, agree)
     divergences = check_formats(loaded, execution, config, report)
     pooled = pooled_by(loaded, execution.head, opened.checkpoint)
     if token_bytes := measured_token_bytes(loaded.model, layout, execution):
@@ -210,11 +242,11 @@ def assemble_opened(
         loaded.model, layout, storage, execution, plan.most_keys, plan.context_tokens
     )
     launch = Launch.on(mx.default_device())
-    decode = _decode_path(config, opened, model, problem, report)
+    decode = _decode_path(config, opened, model, problem, report, agree)
     report(f"decode: {decode.why}")
     kept = partial(storage.kept, _n_weights(loaded))
     meter = host.MemoryMeter(plan.memory, plan.step_bytes, opened.used_bytes, kept=kept)
-    sampler = Sampler(layout.vocab_size)
+    sampler = Sampler(layout.vocab_size) if ranks is None else ranks.sampler(layout.vocab_size)
     draft_runner, draft_storage = _load_draft(config, opened, plan, decode, report)
     runner = MlxRunner(
         model,
@@ -245,8 +277,9 @@ def assemble_opened(
     for line in _on_card(config, card):
         report(line)
     hf_tokenizer = loaded.tokenizer._tokenizer
+    serving = runner if ranks is None else ranks.serve(runner)
     return Backend(
-        runner=runner,
+        runner=serving,
         card=card,
         tokenizer=CheckpointTokenizer(hf_tokenizer, card.template, card.max_sequence_tokens),
         hf_tokenizer=hf_tokenizer,
@@ -258,10 +291,10 @@ def assemble_opened(
         part_bytes=storage.part_bytes,
         memory=meter.stats,
         decode=partial(_decode_stats, decode, execution.attention),
-        rest=runner.resize_ahead,
-        give_back=GiveBack(storage.shrink, runner.give_back),
+        rest=serving.resize_ahead,
+        give_back=GiveBack(serving.shrink, serving.give_back),
         release_unused=host.release_unused,
-        release_thread=release_thread,
+        release_thread=partial(_release, ranks),
         draft=draft_storage,
     )
 
@@ -339,7 +372,12 @@ def _decode_stats(decode: DecodePath, attention: Attention) -> DecodeStats:
 
 
 def _decode_path(
-    config: EngineConfig, opened: OpenedModel, model: CachedModel, problem: str, report: Report
+    config: EngineConfig,
+    opened: OpenedModel,
+    model: CachedModel,
+    problem: str,
+    report: Report,
+    agree: Agree,
 ) -> DecodePath:
     """Rehearse compiled decodes, and prepare draws. `problem` is why MLX cannot compile; "" if it
     can.
@@ -350,10 +388,17 @@ def _decode_path(
         return DecodePath(problem)
     path = DecodePath("as set")
     if config.decode != "eager":
-        path.choose(model, report)
+        path.choose(model, report, agree)
     if mx.default_device() == mx.cpu:
         compute_draws(path, model.layout, report)
     return path
+
+
+def _release(ranks: "Ranks | None") -> None:
+    """End the other ranks, and release the thread."""
+    if ranks is not None:
+        ranks.close()
+    release_thread()
 
 
 def release_thread() -> None:
@@ -376,8 +421,9 @@ def needed_memory(config: EngineConfig, default_bytes: int) -> ModelMemory:
         return open_encoder(config, checkpoint).memory
     plan = open_checkpoint(config, checkpoint).plan(config)
     least_bytes = math.ceil(plan.weight_bytes / FLOAT32_SHARE)  # or their type changes
-    needed = plan.needed(default_bytes)
-    return replace(needed, total_bytes=max(needed.total_bytes, least_bytes))
+    needed = plan.needed(default_bytes // config.ranks)
+    needed = replace(needed, total_bytes=max(needed.total_bytes, least_bytes))
+    return ModelMemory(*(config.ranks * part_bytes for part_bytes in astuple(needed)))
 
 
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:

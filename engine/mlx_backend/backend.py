@@ -1,5 +1,7 @@
 """The entry to the MLX backend. Imports no MLX until the BLAS and the environment are ready."""
 
+from typing import TYPE_CHECKING
+
 from engine.api import ModelError, Report, one_line
 from engine.core.step import Backend
 from engine.encoders.thread import EncoderParts
@@ -8,6 +10,9 @@ from engine.mlx_backend.environment import mlx_imports
 from engine.mlx_backend.loading.locate import find_checkpoint
 from engine.values.settings import EngineConfig
 from engine.values.stats import MachineReport
+
+if TYPE_CHECKING:  # most models have one rank
+    from engine.mlx_backend.ranks.group import Ranks
 
 
 def load_backend(config: EngineConfig, report: Report) -> Backend:
@@ -25,10 +30,17 @@ def load_backend(config: EngineConfig, report: Report) -> Backend:
         compiler = start_compiler()  # while the imports that follow take their time
         from engine.mlx_backend import assembly  # noqa: PLC0415
 
+    ranks: Ranks | None = None
     try:
-        opened = assembly.open_checkpoint(config, checkpoint)
+        if config.ranks > 1:
+            from engine.mlx_backend.ranks.start import start_ranks  # noqa: PLC0415 - see above
+
+            ranks = start_ranks(config, checkpoint, report)
+        opened = assembly.open_checkpoint(config, checkpoint, ranks)
         return assembly.assemble_opened(config, opened, blas, report, compiler)
     except BaseException as error:
+        if ranks is not None:
+            ranks.close()
         assembly.release_thread()
         if isinstance(error, Exception) and not isinstance(error, ModelError):
             raise ModelError(one_line(error)) from error
@@ -41,6 +53,8 @@ def load_encoder(config: EngineConfig, report: Report) -> EncoderParts:
     """
     checkpoint = find_checkpoint(config.model, download=False)
     report(f"model {checkpoint}")
+    if config.ranks > 1:
+        raise ModelError("it is an encoder, which ranks do not divide: set ranks to 1")
     with mlx_imports() as blas:
         _report_blas(blas, report)
         import mlx.core as mx  # noqa: PLC0415 - BLAS first

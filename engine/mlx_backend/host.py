@@ -72,6 +72,11 @@ def examine_for(memory_bytes: int | None) -> Machine:
     )
 
 
+def shared(machine: Machine, n: int) -> Machine:
+    """One of `n` equal shares of a machine's memory."""
+    return replace(machine, left_bytes=machine.left_bytes // n, most_bytes=machine.most_bytes // n)
+
+
 def examine() -> Machine:
     """The default device as it is now."""
     info, name = mx.device_info(), device_name()

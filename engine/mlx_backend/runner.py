@@ -2,7 +2,7 @@
 
 import gc
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 from itertools import chain
@@ -287,6 +287,10 @@ class MlxRunner:
         """
         if self._storage.should_resize():
             self._resize()
+
+    def shrink(self, free: Collection[BlockId]) -> None:
+        """See `GiveBack`."""
+        self._storage.shrink(free)
 
     def give_back(self, blocks: Sequence[BlockId], slots: Sequence[Sequence[SlotId]]) -> None:
         """Give back memory of blocks, and of slots of each group, that nobody uses. No op waits to

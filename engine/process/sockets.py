@@ -15,6 +15,11 @@ RETRY_SECONDS = 0.005
 RECEIVED_BYTES = 1 << 18
 """The most bytes to receive with one system call."""
 
+SWITCH_SECONDS = 0.001
+"""How long a thread goes on in Python while another of its process waits to. Python's default is
+five times as long.
+"""
+
 MAX_FRAME_BYTES = 64 * 1024**2
 
 _LENGTH = struct.Struct("<I")

@@ -20,7 +20,13 @@ from typing import TypeAlias
 from engine.api import EngineError, Report
 from engine.core.loop import Deliver
 from engine.encoders.thread import EncoderThread
-from engine.process.sockets import RECEIVED_BYTES, RETRY_SECONDS, FrameBuffer, send_some
+from engine.process.sockets import (
+    RECEIVED_BYTES,
+    RETRY_SECONDS,
+    SWITCH_SECONDS,
+    FrameBuffer,
+    send_some,
+)
 from engine.remote import wire
 from engine.remote.calls import CALLS
 from engine.remote.wire import CANCEL, CallMessage, Kind
@@ -32,11 +38,6 @@ from engine.values.settings import EngineConfig
 from kvstore.disk.types import DiskError
 
 HEARTBEAT_SECONDS = 1.0
-
-SWITCH_SECONDS = 0.001
-"""How long a thread that prepares a request goes on in Python while the engine thread waits to.
-Python's default is five times as long.
-"""
 
 Hosted: TypeAlias = EngineThread | EncoderThread
 """An engine in this process: the thread that runs a model, with the server's calls."""

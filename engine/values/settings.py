@@ -302,6 +302,16 @@ class EngineConfig:
             "Port or address at which routers request events again that they have lost.",
         ),
     ] = None
+    ranks: Annotated[
+        int,
+        Ge(1),
+        Le(64),
+        Setting(
+            Section.COMPUTING,
+            "Processes of this machine that compute the model together, each a part of every "
+            "layer. Their number must divide the model's heads.",
+        ),
+    ] = 1
     attention: Annotated[
         Literal["auto", "gather", "cascade", "paged"],
         Setting(

@@ -27,7 +27,7 @@ from engine.mlx_backend.loading.memory import (
     REHEARSAL_ROWS,
     rehearsal_sizes,
 )
-from engine.mlx_backend.loading.selfcheck import deviation, tolerance
+from engine.mlx_backend.loading.selfcheck import Agree, alone, deviation, tolerance
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.patches import NO_ADAPTER
 from engine.mlx_backend.model.sequences import SequenceTables
@@ -95,13 +95,17 @@ class DecodePath:
         self.steps = 0
         self._draws: CompiledDraws | None = None
 
-    def choose(self, model: CachedModel, report: Report) -> None:
-        """Rehearse over a storage of its own, and let the faster path serve `model`."""
+    def choose(self, model: CachedModel, report: Report, agree: Agree = alone) -> None:
+        """Rehearse over a storage of its own, and let the faster path serve `model`. With ranks all
+        take the same; an error is raised there, after which they would wait for each other.
+        """
         try:
-            ratios = _ratios(model, report)
+            ratios = _ratios(model, report, agree)
         except Unfit as reason:
             self.why = f"eager: {reason}"
         except Exception as error:  # a model may raise anything while it is traced
+            if agree is not alone:
+                raise
             self.fail(error)
         else:
             times = ", ".join(f"{ratio:.2f} at {n}" for n, ratio in ratios.items())
@@ -225,7 +229,7 @@ class Rehearsal:
         mx.eval(logits, self._model.storage.states.unevaluated())
         return logits[:n_rows]
 
-    def check(self) -> None:
+    def check(self, agree: Agree = alone) -> None:
         """Raise Unfit where the logits of compiled steps differ from those of eager steps, or
         another token is the likeliest. Also raises whatever the model raises.
         """
@@ -236,13 +240,13 @@ class Rehearsal:
             self.begin(blocks)
             for found in compiled_steps:
                 expected = self.eager()
-                error = deviation(found, expected)
+                error = agree(deviation(found, expected))
                 if not error < largest:
                     raise Unfit(f"its logits are wrong by {error:.1%} of their size")
                 likeliest = mx.argmax(found, axis=1, keepdims=True)
                 chosen = mx.take_along_axis(expected, likeliest, axis=1)
                 lost = expected.max(axis=1, keepdims=True) - chosen
-                if float((lost / mx.abs(expected).max()).max()) > largest:
+                if agree(float((lost / mx.abs(expected).max()).max())) > largest:
                     raise Unfit("its likeliest tokens are others")
 
     def _new_row(self, index: int, adapter: str) -> BatchRow:
@@ -278,7 +282,7 @@ def compute_draws(path: DecodePath, layout: Layout, report: Report) -> None:
         path.fail(error)
 
 
-def _ratios(model: CachedModel, report: Report) -> dict[int, float]:
+def _ratios(model: CachedModel, report: Report, agree: Agree) -> dict[int, float]:
     """By numbers of rows, a compiled step's time over an eager step's, rehearsed over a storage of
     its own. Raises Unfit where compiled steps are wrong.
     """
@@ -289,7 +293,7 @@ def _ratios(model: CachedModel, report: Report) -> dict[int, float]:
     ratios = dict[int, float]()
     for n_rows in REHEARSED_ROWS:
         report(f"comparing compiled decodes with eager ones, {n_rows} at a time…")
-        ratios[n_rows] = _ratio(rehearsed, n_rows)
+        ratios[n_rows] = _ratio(rehearsed, n_rows, agree)
     for n_rows, adapter in product(REHEARSED_ROWS, model.execution.adapters.names[:1]):
         rehearsal = Rehearsal(rehearsed, n_rows, adapter)  # with kernels of its own
         rehearsal.begin(NARROW)
@@ -297,7 +301,7 @@ def _ratios(model: CachedModel, report: Report) -> dict[int, float]:
     return ratios
 
 
-def _ratio(model: CachedModel, n_rows: int) -> float:
+def _ratio(model: CachedModel, n_rows: int, agree: Agree) -> float:
     """The time of the fastest compiled step over that of the fastest eager step: other programs
     that use the machine only make steps slower. Raises Unfit where compiled steps are wrong, or not
     worth the time that it takes to compile them.
@@ -305,10 +309,10 @@ def _ratio(model: CachedModel, n_rows: int) -> float:
     rehearsal = Rehearsal(model, n_rows)
     rehearsal.begin(NARROW)
     rehearsal.eager()  # the first step may build kernels
-    seconds = min(_step_seconds(rehearsal, rehearsal.eager))
+    seconds = agree(min(_step_seconds(rehearsal, rehearsal.eager)))
     if seconds > SLOW_STEP_SECONDS:
         raise Unfit(f"an eager step takes {seconds:.2g} s, little of it on the host")
-    rehearsal.check()
+    rehearsal.check(agree)
     pairs = [
         (
             min(_step_seconds(rehearsal, rehearsal.compiled)),
@@ -316,7 +320,7 @@ def _ratio(model: CachedModel, n_rows: int) -> float:
         )
         for _ in range(min(max(int(RACE_SECONDS / (2 * STEPS * seconds)), LEAST_PAIRS), MOST_PAIRS))
     ]
-    return min(compiled for compiled, _ in pairs) / min(eager for _, eager in pairs)
+    return agree(min(compiled for compiled, _ in pairs) / min(eager for _, eager in pairs))
 
 
 def _step_seconds(rehearsal: Rehearsal, step: Callable[[], mx.array]) -> list[float]:

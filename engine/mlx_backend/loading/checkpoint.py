@@ -5,7 +5,7 @@ Imports no MLX, because the server uses this module, too.
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
@@ -169,10 +169,21 @@ _BLOBS = "blobs"  # the folder of files in a repository's folder of the Hugging 
 _SHA256 = re.compile("[0-9a-f]{64}")  # small files outside of LFS have 40 digits, git's SHA-1
 
 
-def fingerprint(checkpoint: Path) -> str:
+def file_version(file: Path) -> str:
+    """The SHA-256 by which the Hugging Face cache names the file that a snapshot links to. Of any
+    other file it is the time of modification, in nanoseconds: a copy that does not keep it counts
+    as another model, which costs the disk cache and is never wrong.
+    """
+    blob = file.resolve()
+    if blob.parent.name == _BLOBS and _SHA256.fullmatch(blob.name):
+        return blob.name
+    return str(blob.stat().st_mtime_ns)
+
+
+def fingerprint(checkpoint: Path, version_of: Callable[[Path], str] = file_version) -> str:
     """Sixteen hexadecimal digits that change with the config or the weights.
 
-    They digest config.json, and the name, size, header and `_version` of each weight file, and
+    They digest config.json, and the name, size, header and version of each weight file, and
     samples of every tensor, because reading a whole checkpoint would take minutes. The samples find
     most edits that keep the version: of a file in the Hugging Face cache that was edited in place,
     or of a file whose time of modification was set back.
@@ -184,7 +195,7 @@ def fingerprint(checkpoint: Path) -> str:
     digest = blake3((checkpoint / "config.json").read_bytes())
     for file in sorted(checkpoint.glob(WEIGHTS)):
         header = read_header(file)
-        digest.update(f"{file.name}:{file.stat().st_size}:{_version(file)}:".encode())
+        digest.update(f"{file.name}:{file.stat().st_size}:{version_of(file)}:".encode())
         digest.update(header.text)
         with file.open("rb") as weights:
             for start, stop, _ in sorted(header.tensors.values()):
@@ -196,17 +207,6 @@ def fingerprint(checkpoint: Path) -> str:
                     weights.seek(start + sample * free_bytes // max(samples - 1, 1))
                     digest.update(weights.read(sample_bytes))
     return digest.hexdigest(length=8)
-
-
-def _version(file: Path) -> str:
-    """The SHA-256 by which the Hugging Face cache names the file that a snapshot links to. Of any
-    other file it is the time of modification, in nanoseconds: a copy that does not keep it counts
-    as another model, which costs the disk cache and is never wrong.
-    """
-    blob = file.resolve()
-    if blob.parent.name == _BLOBS and _SHA256.fullmatch(blob.name):
-        return blob.name
-    return str(blob.stat().st_mtime_ns)
 
 
 _CONTEXT_KEYS = (

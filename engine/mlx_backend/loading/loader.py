@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -27,7 +27,7 @@ from engine.mlx_backend.loading.checkpoint import (
 )
 from engine.mlx_backend.loading.images import Vision, open_vision, read_vision, with_images
 from engine.mlx_backend.loading.purpose import GENERATES, Purpose
-from engine.mlx_backend.loading.selfcheck import find_execution
+from engine.mlx_backend.loading.selfcheck import Agree, alone, find_execution
 from engine.mlx_backend.loading.weights import (
     OriginalLayers,
     gpu_only,
@@ -46,6 +46,9 @@ from engine.values.model import Embedder, Reranker, TemplateKind
 from engine.values.settings import AdapterConfig, KVFormat, StateFormat
 from engine.values.stats import readable_bytes
 from kvstore.sizes import StorageSizes
+
+if TYPE_CHECKING:  # most models have one rank
+    from engine.mlx_backend.loading.division import Part
 
 FLOAT32_SHARE = 0.8  # of memory, at most, for weights in float32
 READ_BYTES = 128 << 20  # of weights that are read at once, and then compared with mlx-lm's
@@ -71,6 +74,7 @@ class LoadedModel:
     purpose: Purpose = GENERATES
     vision: Vision | None = None
     images_refused: str = ""  # why its vision tower cannot be loaded; "" where it is, or has none
+    whole: "PreparedModel | None" = None  # before its division among ranks, to be compared
 
 
 def open_images(loaded: LoadedModel, checkpoint: Path, step_tokens: int) -> LoadedModel:
@@ -96,6 +100,7 @@ def open_model(
     adapter_configs: Sequence[AdapterConfig] = (),
     kv_format: KVFormat = KVFormat.AUTO,
     state_format: StateFormat = StateFormat.AUTO,
+    part: "Part | None" = None,
 ) -> LoadedModel:
     """Build the model, its adapters and its tokenizer. `read_weights` reads the weights. The layout
     stores K and V in `kv_format`, and saves states in `state_format`, where that is possible.
@@ -104,19 +109,21 @@ def open_model(
     fifth of `memory_bytes` free: half precision and quantized products are 20 to 50 times slower
     there. Elsewhere the checkpoint's dtype and quantization are kept.
 
+    `part`: of the ranks of a model, the one that this process is; None: it has the whole model.
     Raises ModelError.
     """
-    model, config = _build(checkpoint, purpose)
-    original = OriginalLayers(model)
-    if mx.default_device() == mx.cpu:
-        to_float32(model)
-        if _weight_bytes(model) > FLOAT32_SHARE * memory_bytes:
-            model, _ = _build(checkpoint, purpose)  # quantized, and in its own dtype
-            original = OriginalLayers(model)
-        if problem := gpu_only(model):
-            raise ModelError(f"it cannot be served on a CPU: {problem}")
-    max_tokens = _fix_dynamic_rope(model, max_context_tokens(config))
-    layout = discover(model)
+    whole: PreparedModel | None = None
+    if part is None:
+        model, config, original, max_tokens = _prepare(checkpoint, memory_bytes, purpose)
+        layout, n_parts = discover(model), 1
+    else:
+        from engine.mlx_backend.loading.division import divide  # noqa: PLC0415 - see above
+
+        n_parts = part.size()
+        whole, divided = (_prepare(checkpoint, memory_bytes * n_parts, purpose) for _ in range(2))
+        model, config, _, max_tokens = divided
+        layout = divide(model, config, part)
+        original = OriginalLayers(model)
     if max_tokens is not None:
         layout = layout.within(max_tokens)
     layout = layout.stored_as(kv_format, state_format)
@@ -129,7 +136,7 @@ def open_model(
         tokenizer=tokenizer,
         layout=layout,
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
-        query_heads=max(first_number(config, _HEADS_KEYS) or 0, kv_heads),
+        query_heads=max((first_number(config, _HEADS_KEYS) or 0) // n_parts, kv_heads),
         max_context_tokens=max_tokens,
         fingerprint=fingerprint(checkpoint),
         weight_bytes=_weight_bytes(model) + row_adapters.weight_bytes,
@@ -137,7 +144,32 @@ def open_model(
         adapters={adapter.name: adapter.fingerprint for adapter in adapters},
         original=original,
         purpose=purpose,
+        whole=whole,
     )
+
+
+class PreparedModel(NamedTuple):
+    """A model that mlx-lm has built, in the types that it is served in. Its arrays are lazy."""
+
+    model: Module
+    config: dict[str, Any]
+    original: OriginalLayers
+    max_tokens: int | None  # that a sequence may have; None: as many as fit
+
+
+def _prepare(checkpoint: Path, memory_bytes: int, purpose: Purpose) -> PreparedModel:
+    """Build a model; see `open_model`. Raises ModelError."""
+    model, config = _build(checkpoint, purpose)
+    original = OriginalLayers(model)
+    if mx.default_device() == mx.cpu:
+        to_float32(model)
+        if _weight_bytes(model) > FLOAT32_SHARE * memory_bytes:
+            model, _ = _build(checkpoint, purpose)  # quantized, and in its own dtype
+            original = OriginalLayers(model)
+        if problem := gpu_only(model):
+            raise ModelError(f"it cannot be served on a CPU: {problem}")
+    max_tokens = _fix_dynamic_rope(model, max_context_tokens(config))
+    return PreparedModel(model, config, original, max_tokens)
 
 
 def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: Report) -> Execution:
@@ -146,7 +178,12 @@ def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: R
     return check_model(loaded, attentions, report)
 
 
-def check_model(loaded: LoadedModel, attentions: Sequence[Attention], report: Report) -> Execution:
+def check_model(
+    loaded: LoadedModel,
+    attentions: Sequence[Attention],
+    report: Report,
+    agree: Agree = alone,
+) -> Execution:
     """Check how a model whose weights have been read runs over shared storage that holds all in
     full.
 
@@ -157,7 +194,7 @@ def check_model(loaded: LoadedModel, attentions: Sequence[Attention], report: Re
         report(f"adapters: {', '.join(loaded.adapters)}")
     report("checking that the model computes the same over shared storage…")
     in_full = loaded.layout.stored_as(KVFormat.FULL)
-    execution = find_execution(loaded.model, in_full, attentions, loaded.row_adapters)
+    execution = find_execution(loaded.model, in_full, attentions, loaded.row_adapters, agree)
     mx.clear_cache()  # the check's buffers
     execution = _with_images(loaded, execution)
     if execution.batching is not LADDER[0]:
@@ -212,6 +249,10 @@ def read_weights(loaded: LoadedModel, report: Report) -> None:
     were changed can be compared with mlx-lm's. Raises ModelError if they compute something else.
     """
     total = readable_bytes(loaded.weight_bytes)
+    if loaded.whole is not None:
+        from engine.mlx_backend.loading.division import compare_whole  # noqa: PLC0415 - see above
+
+        compare_whole(loaded.whole.model, loaded.whole.original)
     arrays, part = own_arrays(loaded.model), dict[str, Module]()
     part_bytes, done_bytes, reported_bytes = 0, 0, 0
     report(f"loading weights, {total}…")

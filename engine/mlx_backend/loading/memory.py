@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from engine.api import ModelError
 from engine.kv_events.memory import REPLAY_BYTES, published_block_bytes
@@ -112,6 +113,13 @@ def activation_bytes(
     return n_tokens * token_bytes + n_rows * vocab_size * _LOGIT_BYTES
 
 
+class AgreedSizes(NamedTuple):
+    """What all ranks of a model have memory for: see the properties of `MemoryPlan`."""
+
+    sizes: StorageSizes
+    most_keys: float
+
+
 @dataclass(frozen=True)
 class MemoryPlan:
     """An engine's memory: what is kept, what steps and the checks at load take, and the limits of
@@ -131,6 +139,7 @@ class MemoryPlan:
     check_bytes: int = 0  # of the check at load, which ends before storage is allocated
     token_bytes: int = 0  # of a step for each token, as measured; 0: it has not been
     image_bytes: int = 0  # of images' features, and of the tower's arrays while it encodes one
+    agreed: AgreedSizes | None = None  # with the other ranks of the model
 
     def fitting(self) -> "MemoryPlan":
         """This plan with the longest context that fits, in whole blocks: its own where that fits,
@@ -157,6 +166,8 @@ class MemoryPlan:
     @cached_property
     def sizes(self) -> StorageSizes:
         """How much storage of each kind there is."""
+        if self.agreed is not None:
+            return self.agreed.sizes
         if self._room_bytes < max(self._computing_bytes(0), self.check_bytes):
             raise ModelError(self._does_not_fit())
         kv_bytes, saved_bytes = self._wanted()
@@ -187,6 +198,8 @@ class MemoryPlan:
         """The keys that a forward of several rows may read; no limit if no layer keeps every token,
         because a row gathers few keys then: those of its windows.
         """
+        if self.agreed is not None:
+            return self.agreed.most_keys
         longest = min(self.context_tokens, self.arena_tokens)
         return self.workspace.forward_keys(longest) if self.footprint.block_bytes else math.inf
 

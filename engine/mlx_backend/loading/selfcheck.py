@@ -5,11 +5,12 @@ rungs of the ladder in turn, and on each rung the attention that should serve be
 runs anywhere. The first combination that passes is the one that serves.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle, product
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -113,15 +114,29 @@ class Chunk(NamedTuple):
         return range(self.stop - self.n_read, self.stop)
 
 
+Agree: TypeAlias = Callable[[float], float]
+"""The largest of the numbers that the ranks of a model find, so that all decide the same."""
+
+
+def alone(number: float) -> float:
+    """An `Agree` for a model that one process computes."""
+    return number
+
+
 def find_execution(
-    model: Module, layout: Layout, attentions: Sequence[Attention], adapters: RowAdapters
+    model: Module,
+    layout: Layout,
+    attentions: Sequence[Attention],
+    adapters: RowAdapters,
+    agree: Agree = alone,
 ) -> Execution:
     """The first rung of the ladder on which the model's logits are those through its own caches.
 
     `attentions` are tried in their order on each rung, because more forwards cost more than another
     attention. The check's rows take turns at no adapter and each of `adapters`. Changes the model's
-    layers by `install_patches` after its own logits have been computed. Raises ModelError when
-    nothing passes, with the problem on each rung.
+    layers by `install_patches` after its own logits have been computed. Ranks take the first
+    combination that passes on all. Raises ModelError when nothing passes, with the problem on each
+    rung.
     """
     rows = _rows(layout, adapters.names)
     steps = _steps(rows)
@@ -141,7 +156,9 @@ def find_execution(
                 error = deviation(found, expected)
             except RUN_ERRORS as failure:
                 problems.append(f"{name}: {str(failure).partition(chr(10))[0]}")
+                agree(math.inf)
                 continue
+            error = agree(error)
             if error < tolerance(layout):
                 return replace(execution, deviation=error, rejected=tuple(problems))
             problems.append(f"{name}: logits are wrong by {error:.1%} of their size")

@@ -72,14 +72,15 @@ class Drawn:
     tokens: mx.array
     """uint32, one for each row of logits, always in the vocabulary: what a next forward can read on
     the device. Those of padding rows, after the others, mean nothing."""
-    _peaks: mx.array
+    peaks: mx.array
+    """The largest logit of each row after all edits; not finite where nothing can be sampled."""
     _n_rows: int
     _reports: Sequence[Reports]  # of the rows that ask for logprobs
 
     def arrays(self) -> list[mx.array]:
         """All that `read` needs to have been evaluated."""
         scores = (array for reports in self._reports for array in reports.scores)
-        return [self.tokens, self._peaks, *scores]
+        return [self.tokens, self.peaks, *scores]
 
     def read(self) -> list[SampledToken | None]:
         """The tokens, with a logprob where the row asks for one. Waits for what is not evaluated.
@@ -90,7 +91,7 @@ class Drawn:
         for counts, scores in self._reports:
             for row, report in zip(counts, scores.read([*counts.values()]), strict=True):
                 sampled[row] = SampledToken(report.token_id, report)
-        usable = _are_usable(self._peaks)
+        usable = _are_usable(self.peaks)
         return [token if use else None for token, use in zip(sampled, usable, strict=False)]
 
 
