@@ -27,6 +27,12 @@ from engine.mlx_backend.kv.shape import token_bytes
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.checkpoint import Checkpoint
 from engine.mlx_backend.loading.compiler import Compiler
+from engine.mlx_backend.loading.division import (
+    PlannedPart,
+    describe_planned_ranks,
+    describe_ranks,
+    refuse,
+)
 from engine.mlx_backend.loading.format_check import check_formats, format_check_bytes
 from engine.mlx_backend.loading.images import image_bytes, image_input
 from engine.mlx_backend.loading.loader import (
@@ -152,7 +158,7 @@ def open_checkpoint(
     used_bytes, machine = mx.get_active_memory(), host.examine_for(config.memory_bytes)
     part: Part | None = None
     if config.ranks > 1:
-        machine = host.shared(machine, config.ranks if ranks is None else ranks.n_sharing)
+        machine = host.shared(machine, config.local_ranks if ranks is None else ranks.n_sharing)
         part = _planned_part(config) if ranks is None else ranks.group
     purpose = find_purpose(checkpoint, config.pooling, config.reranker)
     loaded = open_model(
@@ -177,8 +183,6 @@ def open_checkpoint(
 
 def _planned_part(config: EngineConfig) -> "Part":
     """The part of a rank, of which memory is planned. Raises ModelError."""
-    from engine.mlx_backend.loading.division import PlannedPart, refuse  # noqa: PLC0415
-
     refuse(config)
     return PlannedPart(0, config.ranks)
 
@@ -273,6 +277,7 @@ def assemble_opened(
         slowdowns=tuple(slowdowns(execution, opened.choice.attentions[0], sizes, problem)),
         images=opened.image_input(execution, plan),
         images_refused=execution.images_refused,
+        ranks="" if ranks is None or not ranks.memories else describe_ranks(ranks.memories),
     )
     for line in _on_card(config, card):
         report(line)
@@ -296,6 +301,7 @@ def assemble_opened(
         release_unused=host.release_unused,
         release_thread=partial(_release, ranks),
         draft=draft_storage,
+        ranks=None if ranks is None else ranks.stats,
     )
 
 
@@ -303,6 +309,8 @@ def _on_card(config: EngineConfig, card: ModelCard) -> Iterator[str]:
     """Lines for the log about what the card says."""
     if card.images_refused:
         yield f"images: none, since {card.images_refused}"
+    if card.ranks:
+        yield f"ranks: {card.ranks}"
     if compares(config):
         yield f"attention: {card.attention_choice}"
     if card.tasks != (Task.GENERATE,):
@@ -421,9 +429,9 @@ def needed_memory(config: EngineConfig, default_bytes: int) -> ModelMemory:
         return open_encoder(config, checkpoint).memory
     plan = open_checkpoint(config, checkpoint).plan(config)
     least_bytes = math.ceil(plan.weight_bytes / FLOAT32_SHARE)  # or their type changes
-    needed = plan.needed(default_bytes // config.ranks)
+    needed = plan.needed(default_bytes // config.local_ranks)
     needed = replace(needed, total_bytes=max(needed.total_bytes, least_bytes))
-    return ModelMemory(*(config.ranks * part_bytes for part_bytes in astuple(needed)))
+    return ModelMemory(*(config.local_ranks * part_bytes for part_bytes in astuple(needed)))
 
 
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:
@@ -445,9 +453,10 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
             return replace(report, card=card, memory=encoder.memory)
         opened = open_checkpoint(config, checkpoint)
         plan = opened.plan(config)
+        card = _planned_card(config, opened, plan, blas)
         return replace(
             report,
-            card=_planned_card(config, opened, plan, blas),
+            card=replace(card, ranks=describe_planned_ranks(config, plan.rank_memory)),
             memory=plan.memory,
             attention=opened.choice.trials,
             arrays=plan.array_counts(_n_weights(opened.loaded), opened.loaded.layout),

@@ -308,8 +308,9 @@ class EngineConfig:
         Le(64),
         Setting(
             Section.COMPUTING,
-            "Processes of this machine that compute the model together, each a part of every "
-            "layer. Their number must divide the model's heads.",
+            "Processes that compute the model together, each a part of every layer, on this "
+            "machine or, with ranks_listen, on several. Their number must divide the model's "
+            "heads.",
         ),
     ] = 1
     attention: Annotated[
@@ -368,8 +369,13 @@ class EngineConfig:
         return KVEventsConfig.read(self.kv_events, self.kv_events_replay)
 
     @property
+    def local_ranks(self) -> int:
+        """How many of the ranks share this machine's memory."""
+        return self.ranks if self.ranks_listen is None else 1
+
+    @property
     def ranks_address(self) -> tuple[str, int] | None:
-        """Where ranks of other machines join; None if all are of this machine. Raises ValueError."""
+        """Where ranks of other machines join; None: all are of this machine. Raises ValueError."""
         if self.ranks_listen is None:
             return None
         host, _, port = _endpoint(self.ranks_listen).removeprefix("tcp://").rpartition(":")

@@ -120,6 +120,14 @@ class AgreedSizes(NamedTuple):
     most_keys: float
 
 
+class RankMemory(NamedTuple):
+    """The memory of one rank."""
+
+    total_bytes: float  # that it takes
+    left_bytes: float  # that were not in use before
+    n_blocks: float  # of the KV cache that it could hold
+
+
 @dataclass(frozen=True)
 class MemoryPlan:
     """An engine's memory: what is kept, what steps and the checks at load take, and the limits of
@@ -225,6 +233,12 @@ class MemoryPlan:
         """What the engine takes by this plan."""
         longest = min(self.context_tokens, self.arena_tokens)
         return self._memory(self.stored.arenas, self.stored.states, longest)
+
+    @property
+    def rank_memory(self) -> RankMemory:
+        """The memory of a rank with this plan."""
+        own = self if self.agreed is None else replace(self, agreed=None)
+        return RankMemory(self.memory.total_bytes, self.machine.left_bytes, own.sizes.n_blocks)
 
     def _memory(self, kv_bytes: int, states_bytes: int, longest: int) -> ModelMemory:
         """What the engine takes with this storage and sequences of at most `longest` tokens."""
