@@ -234,8 +234,8 @@ Describe = Callable[[Declaration], str]
 def with_late_tools(
     messages: Sequence[Message], placed: PlacedTools, describe: Describe
 ) -> Sequence[Message]:
-    """The messages with the descriptions of late tools behind what they say; a result also tells
-    which of its tools there are not. A system message that says nothing else is left out.
+    """The messages, with late tools described after their text. A result whose search named tools
+    that do not exist says so. System messages that only name tools are left out.
     """
     if not placed.late and not any(map(_names_tools, messages)):
         return messages
@@ -248,7 +248,7 @@ def with_late_tools(
         if absent and message.role != "system":
             added.setdefault(at, []).extend(f"There is no tool {name}." for name in absent)
     told = [
-        replace(message, parts=(*_said(message), *texts("\n".join(added[at]))))
+        replace(message, parts=(*_without_empty(message.parts), *texts("\n".join(added[at]))))
         if at in added
         else message
         for at, message in enumerate(messages)
@@ -256,8 +256,8 @@ def with_late_tools(
     return [each for each in told if each.parts or not _names_tools(each) or each.role != "system"]
 
 
-def _said(message: Message) -> Sequence[Part]:
-    return [part for part in message.parts if part != Text("")]
+def _without_empty(parts: Sequence[Part]) -> Sequence[Part]:
+    return [part for part in parts if part != Text("")]
 
 
 def _names_tools(message: Message) -> bool:
