@@ -234,8 +234,12 @@ MIN_COPIES = 2
 
 
 class PromptCacheOptions(RequestModel):
-    """OpenAI's, and `keep`. Every prompt is cached, so there is little to choose."""
+    """OpenAI's, and `keep`. Every prompt is cached for as long as there is room for it."""
 
+    mode: Literal["implicit", "explicit"] = Field(
+        "implicit", description="No effect: a prompt needs no breakpoints to be cached."
+    )
+    ttl: Literal["30m"] = Field("30m", description="No effect: nothing is dropped for its age.")
     prewarm: bool = False
     keep: bool = Field(
         True,

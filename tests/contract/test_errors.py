@@ -124,6 +124,8 @@ BAD_CHAT = [
     ({"seed": 0.5}, "seed"),
     ({"cache_salt": "x" * 257}, "cache_salt"),
     ({"cache_salt": 1}, "cache_salt"),
+    ({"prompt_cache_options": {"ttl": "nonsense"}}, "prompt_cache_options.ttl"),
+    ({"prompt_cache_options": {"mode": "nonsense"}}, "prompt_cache_options.mode"),
     ({"priority": 1001}, "priority"),
     ({"speculate": "auto"}, "speculate"),
     ({"prediction": "Hi"}, "prediction"),

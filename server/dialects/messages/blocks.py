@@ -28,12 +28,18 @@ class RequestPart(RequestModel):
         return 0
 
 
+class CacheControl(RequestModel):
+    """A mark up to which a prompt is to be cached, and for how long at least."""
+
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class CacheControlled(RequestPart):
     """A block that may have `cache_control`. It is counted and has no effect, because every prompt
     is cached.
     """
 
-    cache_control: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
 
     @property
     def cache_control_count(self) -> int:

@@ -435,3 +435,24 @@ def test_salted_prompts_are_apart(hermes: MessagesDaemon) -> None:
     hermes.engine.script = Script()
     hermes.create(extra_body={"cache_salt": "mine"})
     assert hermes.asked.cache_salt == "mine"
+
+
+@pytest.mark.parametrize("place", ["system", "messages", "tools"])
+@pytest.mark.parametrize(("ttl", "status"), [("5m", 200), ("1h", 200), ("9y", 400)])
+def test_a_mark_has_one_of_the_lifetimes_that_there_are(
+    hermes: MessagesDaemon, place: str, ttl: str, status: int
+) -> None:
+    marked = {"cache_control": {"type": "ephemeral", "ttl": ttl, "scope": "global"}}
+    text = {"type": "text", "text": "Hi"}
+    body: dict[str, Any] = {
+        "system": [text | (marked if place == "system" else {})],
+        "messages": [{"role": "user", "content": [text | (marked if place == "messages" else {})]}],
+        "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+    }
+    body["tools"][0] |= marked if place == "tools" else {}
+    answer = hermes.http.post("/v1/messages", json={"model": "", "max_tokens": 9, **body})
+    assert answer.status_code == status
+    if status == 400:
+        message = answer.json()["error"]["message"]
+        assert message.startswith(place)
+        assert "cache_control.ttl" in message
