@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,14 +31,19 @@ N = 3
 def ranks() -> Iterator[list[Ranks]]:
     """Three ranks in this process."""
     made = [Ranks(rank, N, N, lambda line: None) for rank in range(N)]
+    lost, sockets = Queue[RankLost](), list[socket.socket]()
     for rank in range(1, N):
-        for own, connection, other in zip((0, rank), socket.socketpair(), (rank, 0), strict=True):
-            made[own].links.append(Link(connection, f"rank {other}", made[own].lose))
+        pair = socket.socketpair()
+        sockets += pair
+        for own, connection, other in zip((0, rank), pair, (rank, 0), strict=True):
+            made[own].links.append(Link(connection, f"rank {other}", lost.put))
     yield made
     for each in made:
-        each._is_closed = True
-    for each in made:
         each.close()
+    for _ in sockets:
+        lost.get(timeout=60)
+    for connection in sockets:
+        connection.close()
 
 
 def agreed(ranks: list[Ranks], *numbers: tuple[float, ...]) -> list[tuple[float, ...]]:
@@ -46,7 +53,9 @@ def agreed(ranks: list[Ranks], *numbers: tuple[float, ...]) -> list[tuple[float,
         return [each.result(timeout=60) for each in found]
 
 
-@given(st.lists(st.tuples(st.floats(allow_nan=False), st.integers(0, 1 << 50)), min_size=N, max_size=N))
+@given(
+    st.lists(st.tuples(st.floats(allow_nan=False), st.integers(0, 1 << 50)), min_size=N, max_size=N)
+)
 def test_the_least_is_agreed(ranks: list[Ranks], numbers: list[tuple[float, int]]) -> None:
     least = tuple(map(min, zip(*numbers, strict=True)))
     assert agreed(ranks, *numbers) == [least] * N
@@ -61,21 +70,26 @@ def test_the_worst(ranks: list[Ranks], numbers: tuple[float, ...], worst: float)
 
 
 def test_sizes_of_storage(ranks: list[Ranks], tmp_path: Path) -> None:
-    """All have the storage of the one with the least memory."""
+    """All have the least number of blocks, and of saved states, that one has memory for."""
     checkpoint = write_family(FAMILIES["qwen3_5"], tmp_path)
-    config = EngineConfig(model=str(checkpoint), ranks=2)
+    config = EngineConfig(model=str(checkpoint), ranks=2, memory_bytes=2 << 30)
+    opened = open_checkpoint(config, checkpoint)
     plans = [
-        open_checkpoint(replace(config, memory_bytes=size << 20), checkpoint).plan(config)
-        for size in (900, 500, 700)
+        opened.plan(replace(config, kv_cache_bytes=kv_bytes << 10, state_cache_bytes=saved << 10))
+        for kv_bytes, saved in ((900, 200), (700, 300), (800, 400))
     ]
     with ThreadPoolExecutor(N) as threads:
         found = [*threads.map(Ranks.planned, ranks, plans, timeout=60)]
-    least = min(plans, key=lambda plan: plan.sizes.n_blocks)
-    assert least is plans[1]
+    (first, second, third), states = plans, [plan.sizes.states for plan in plans]
+    assert second.sizes.n_blocks < third.sizes.n_blocks < first.sizes.n_blocks
+    assert states[0] is not None
+    assert states[1] is not None
+    assert states[0].saved < states[1].saved
+    expected = replace(second.sizes, states=states[0])
     for each in found:
-        assert each.sizes == least.sizes
-        assert each.context_tokens == least.context_tokens
-        assert each.most_keys == least.most_keys
+        assert each.sizes == expected
+        assert each.context_tokens == min(plan.context_tokens for plan in plans)
+        assert each.most_keys == min(plan.most_keys for plan in plans)
 
 
 def test_facts(tmp_path: Path) -> None:
@@ -91,7 +105,8 @@ def test_facts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", Facts._fields)
 def test_another_fact(field: str, tmp_path: Path) -> None:
     own = facts_of(write_family(FAMILIES["llama"], tmp_path))
-    its = own._replace(**{field: "another"})
+    changed: dict[str, Any] = {field: "another"}
+    its = own._replace(**changed)
     with pytest.raises(ModelError, match=f"its {field.replace('_', '-')} is another"):
         compare_facts(own, its, "rank 2")
 

@@ -45,9 +45,7 @@ class Case:
         self.calls = list[str]()
         self.sent = list[tuple[Frame, bytes]]()
         self.limits = list[float | None]()
-        self.leader = Leader(
-            cast(Any, Runner(self.calls, failing)), self._send, self.limits.append
-        )
+        self.leader = Leader(cast(Any, Runner(self.calls, failing)), self._send, self.limits.append)
 
     def _send(self, frame: Frame, body: bytes) -> None:
         self.calls.append(frame.name)
@@ -69,7 +67,7 @@ def test_each_call_is_sent_first() -> None:
         *("RESIZE", "resize_ahead", "SHRINK", "shrink", "GIVE_BACK", "give_back"),
     ]
     bodies = [body for _, body in case.sent]
-    assert decode_plan(bodies[0]) == StepPlan(7)
+    assert decode_plan(bodies[0]) == StepPlan(7, leave=[], ops=[])
     assert bodies[1:5] == [b""] * 4
     assert decode_ids(bodies[5]) == [[3, 5]]
     assert decode_ids(bodies[6]) == [[5], [1], []]
@@ -97,11 +95,14 @@ def test_the_limit_follows_from_the_tokens(prompts: list[int], n_draft: int) -> 
 def test_an_error_of_a_call(failing: str) -> None:
     """The others have made the call, or have not: all must end."""
     leader = Case(failing).leader
+    steps = {
+        "submit": lambda: leader.submit(StepPlan()),
+        "launch": leader.launch,
+        "draw": lambda: leader.draw(NO_STEP_MASKS),
+        "collect": leader.collect,
+    }
     with pytest.raises(RunnerLost, match="a step failed on rank 0: ValueError: no such block"):
-        leader.submit(StepPlan())
-        leader.launch()
-        leader.draw(NO_STEP_MASKS)
-        leader.collect()
+        steps[failing]()
 
 
 def test_a_plan_that_cannot_be_sent() -> None:
@@ -117,6 +118,6 @@ def test_a_lost_rank() -> None:
 
     calls = list[str]()
     leader = Leader(cast(Any, Runner(calls)), send, lambda seconds: None)
-    with pytest.raises(RunnerLost, match="^rank 1 has ended$"):
+    with pytest.raises(RunnerLost, match=r"^rank 1 has ended$"):
         leader.launch()
     assert not calls

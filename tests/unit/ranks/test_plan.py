@@ -171,7 +171,14 @@ def test_other_bytes(data: bytes) -> None:
     ],
 )
 def test_a_wrong_row_or_op(row: list[object] | None, op: list[object] | None) -> None:
-    frame: tuple[object, ...] = (0, [], [], [], [] if row is None else [row], [] if op is None else [op])
+    frame: tuple[object, ...] = (
+        0,
+        [],
+        [],
+        [],
+        [] if row is None else [row],
+        [] if op is None else [op],
+    )
     with pytest.raises(ProtocolError, match="cannot be read"):
         decode_plan(msgspec.msgpack.encode(frame))
 
