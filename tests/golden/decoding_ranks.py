@@ -1,5 +1,6 @@
-"""`python -m tests.golden.decoding_ranks CHECKPOINT RANKS`: rank 0 of a model that decodes one
-sequence without end. It prints a line after each step, and what it reports.
+"""`python -m tests.golden.decoding_ranks CHECKPOINT RANKS [MODULE]`: rank 0 of a model that decodes
+one sequence without end. It prints a line after each step, and what it reports. With a `MODULE`
+that is what the other ranks run, and a step may take a second.
 """
 
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from engine.core.step import BatchEntry, Decode, Prefill, Sampling, SequenceId, StepPlan
 from engine.mlx_backend.backend import load_backend
+from engine.mlx_backend.ranks import leader, start
 from engine.values.request import SamplingParams
 from kvstore.ops import TablePatch
 from tests.golden.driving import compute
@@ -17,7 +19,9 @@ STEP = "a step"
 N_TOKENS = 100
 
 if __name__ == "__main__":
-    checkpoint, ranks = sys.argv[1:]
+    checkpoint, ranks, *modules = sys.argv[1:]
+    for start.RANK_MODULE in modules:
+        leader.STEP_SECONDS = 1.0
     backend = load_backend(config_of(Path(checkpoint), int(ranks)), print)
     greedy = Sampling(SamplingParams(temperature=0), 0)
     for number in count(step=1):

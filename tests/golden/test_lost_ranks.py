@@ -26,9 +26,10 @@ pytestmark = pytest.mark.process
 class Decoding:
     """Rank 0 and its other ranks, in the midst of steps."""
 
-    def __init__(self, checkpoint: Path, ranks: int) -> None:
+    def __init__(self, checkpoint: Path, ranks: int, *modules: str) -> None:
+        module = "tests.golden.decoding_ranks"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.golden.decoding_ranks", str(checkpoint), str(ranks)],
+            [sys.executable, "-m", module, str(checkpoint), str(ranks), *modules],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -60,12 +61,12 @@ class Decoding:
 @pytest.fixture
 def decode(
     checkpoint_of: Callable[[str], Path], tmp_path: Path
-) -> Iterator[Callable[[int], Decoding]]:
+) -> Iterator[Callable[..., Decoding]]:
     started = list[Decoding]()
 
-    def start(ranks: int) -> Decoding:
+    def start(ranks: int, *modules: str) -> Decoding:
         checkpoint = checkpoint_of("llama") if ranks == 2 else write_family(SIX_HEADS, tmp_path)
-        started.append(Decoding(checkpoint, ranks))
+        started.append(Decoding(checkpoint, ranks, *modules))
         return started[-1]
 
     yield start
@@ -78,7 +79,7 @@ def wait_for(processes: list[psutil.Process]) -> None:
     assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_rank_is_killed(decode: Callable[[int], Decoding]) -> None:
+def test_a_rank_is_killed(decode: Callable[..., Decoding]) -> None:
     running = decode(2)
     began = time.monotonic()
     running.others[0].kill()
@@ -88,7 +89,7 @@ def test_a_rank_is_killed(decode: Callable[[int], Decoding]) -> None:
 
 
 @pytest.mark.slow
-def test_one_of_three_is_killed(decode: Callable[[int], Decoding]) -> None:
+def test_one_of_three_is_killed(decode: Callable[..., Decoding]) -> None:
     running = decode(3)
     running.others[1].kill()
     assert running.last_line() == "rank 2 has ended"
@@ -97,7 +98,7 @@ def test_one_of_three_is_killed(decode: Callable[[int], Decoding]) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_is_stopped(decode: Callable[[int], Decoding]) -> None:
+def test_a_rank_is_stopped(decode: Callable[..., Decoding]) -> None:
     """It is killed, too, although it is stopped."""
     running = decode(2)
     running.others[0].send_signal(signal.SIGSTOP)
@@ -107,16 +108,25 @@ def test_a_rank_is_stopped(decode: Callable[[int], Decoding]) -> None:
 
 
 @pytest.mark.slow
-def test_rank_0_is_killed(decode: Callable[[int], Decoding]) -> None:
+def test_rank_0_is_killed(decode: Callable[..., Decoding]) -> None:
     running = decode(2)
     running.process.kill()
     wait_for(running.others)
 
 
 @pytest.mark.slow
-def test_rank_0_is_stopped(decode: Callable[[int], Decoding]) -> None:
+def test_rank_0_is_stopped(decode: Callable[..., Decoding]) -> None:
     """The other rank kills it."""
     running = decode(2)
     running.process.send_signal(signal.SIGSTOP)
     assert running.process.wait(END_SECONDS) == -signal.SIGKILL
+    wait_for(running.others)
+
+
+@pytest.mark.slow
+def test_a_rank_hangs(decode: Callable[..., Decoding]) -> None:
+    """It says that it runs, but the step does not end."""
+    running = decode(2, "tests.golden.hanging_rank")
+    assert running.last_line() == "a step has taken more than 1.25 s: a rank is lost"
+    assert running.process.wait(END_SECONDS) == REPORTED_STATUS
     wait_for(running.others)
