@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -12,7 +12,7 @@ from mlx.nn.layers.base import Module
 from engine.api import ModelError, one_line
 from engine.mlx_backend.kv.layout import Layout, discover
 from engine.mlx_backend.loading.checkpoint import first_number
-from engine.mlx_backend.loading.memory import RankMemory
+from engine.mlx_backend.loading.memory import MemoryPlan
 from engine.mlx_backend.loading.weights import OriginalLayers, own_arrays
 from engine.values.settings import EngineConfig
 from engine.values.stats import readable_bytes
@@ -58,6 +58,20 @@ class PlannedPart:
 
     def size(self) -> int:
         return self._size
+
+
+class RankMemory(NamedTuple):
+    """The memory of one rank."""
+
+    total_bytes: float  # that it takes
+    left_bytes: float  # that were not in use before
+    n_blocks: float  # of the KV cache that it could hold
+
+
+def rank_memory(plan: MemoryPlan) -> RankMemory:
+    """The memory of a rank with this plan."""
+    own = replace(plan, agreed=None)
+    return RankMemory(plan.memory.total_bytes, plan.machine.left_bytes, own.sizes.n_blocks)
 
 
 def describe_ranks(memories: Sequence[RankMemory]) -> str:

@@ -22,13 +22,7 @@ from engine.mlx_backend.loading.workspace import AttentionWorkspace
 from engine.values.settings import EngineConfig, KVEventsConfig
 from engine.values.stats import ArrayCounts, ModelMemory, readable_bytes
 from kvstore.pool import blocks_for
-from kvstore.sizes import (
-    StateCounts,
-    StorageBytes,
-    StorageSizes,
-    WindowSize,
-    checkpoint_interval,
-)
+from kvstore.sizes import StateCounts, StorageBytes, StorageSizes, WindowSize, checkpoint_interval
 from kvstore.window import lease_slots
 
 USEFUL_STATES = 4
@@ -118,14 +112,6 @@ class AgreedSizes(NamedTuple):
 
     sizes: StorageSizes
     most_keys: float
-
-
-class RankMemory(NamedTuple):
-    """The memory of one rank."""
-
-    total_bytes: float  # that it takes
-    left_bytes: float  # that were not in use before
-    n_blocks: float  # of the KV cache that it could hold
 
 
 @dataclass(frozen=True)
@@ -233,12 +219,6 @@ class MemoryPlan:
         """What the engine takes by this plan."""
         longest = min(self.context_tokens, self.arena_tokens)
         return self._memory(self.stored.arenas, self.stored.states, longest)
-
-    @property
-    def rank_memory(self) -> RankMemory:
-        """The memory of a rank with this plan."""
-        own = self if self.agreed is None else replace(self, agreed=None)
-        return RankMemory(self.memory.total_bytes, self.machine.left_bytes, own.sizes.n_blocks)
 
     def _memory(self, kv_bytes: int, states_bytes: int, longest: int) -> ModelMemory:
         """What the engine takes with this storage and sequences of at most `longest` tokens."""

@@ -21,7 +21,8 @@ import msgspec
 
 from engine.api import ModelError, Report
 from engine.core.step import Masks
-from engine.mlx_backend.loading.memory import AgreedSizes, MemoryPlan, RankMemory
+from engine.mlx_backend.loading.division import RankMemory, rank_memory
+from engine.mlx_backend.loading.memory import AgreedSizes, MemoryPlan
 from engine.mlx_backend.ranks.leader import Leader
 from engine.mlx_backend.ranks.link import BEAT_SECONDS, Link, RankLost, end_process
 from engine.mlx_backend.ranks.plan import Frame
@@ -133,7 +134,7 @@ class Ranks:
             None if sizes.states is None else replace(sizes.states, saved=int(saved)),
         )
         common = replace(plan, context_tokens=int(context), agreed=AgreedSizes(agreed, most_keys))
-        self.memories = [RankMemory(*each) for each in self.gather("memory", *common.rank_memory)]
+        self.memories = [RankMemory(*each) for each in self.gather("memory", *rank_memory(common))]
         return common
 
     def stats(self) -> RankStats:
