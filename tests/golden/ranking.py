@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest.mock import patch
@@ -43,6 +44,7 @@ from kvstore.sizes import StorageBytes, build_groups
 from kvstore.store import KVStore
 from kvstore.tree import RadixTree
 from measuring.random_checkpoint import VOCAB_SIZE, tiny_tokenizer
+from tests.checkpoints import FAMILIES, Family
 from tests.golden.driving import Logits, random_tokens
 from tests.golden.test_late_masks import END, LateAnswers
 from tests.grammars import LocalGrammars
@@ -56,6 +58,14 @@ OUTPUT_TOKENS = 24
 GREEDY = SamplingParams(temperature=0)
 PROMPT = random_tokens(45, seed=1)
 SHARED = random_tokens(30, seed=2)
+_LLAMA = FAMILIES["llama"].config
+SIX_HEADS = Family(
+    "six_heads",
+    {**_LLAMA, "num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 16}
+    | {"intermediate_size": 96},
+)
+"""Of a llama: two and three ranks divide them."""
+
 COMPILED_RANK = "tests.golden.compiled_rank"
 
 
@@ -106,10 +116,16 @@ def say(checkpoint: Path, ranks: int, kv_format: KVFormat, decode: str) -> Said:
         backend.release_thread()
 
 
+def say_alone(checkpoint: Path, kv_format: KVFormat, decode: str) -> Said:
+    """What one process says, on a thread of its own: its arrays go with it."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(say, checkpoint, 1, kv_format, decode).result()
+
+
 def say_in_ranks(
     checkpoint: Path, ranks: int, kv_format: KVFormat, decode: str, output: Path
 ) -> Said:
-    """The same in a process of its own, since a process is a rank of one group only."""
+    """What ranks say, in a process of its own, since a process is a rank of one group only."""
     arguments = [str(checkpoint), str(ranks), kv_format, decode, str(output)]
     command = [sys.executable, "-m", "tests.golden.ranking", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)

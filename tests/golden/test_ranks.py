@@ -9,7 +9,7 @@ import pytest
 from engine.values.settings import KVFormat
 from tests.checkpoints import FAMILIES, Family, write_family
 from tests.devices import tolerance
-from tests.golden.ranking import Said, say, say_in_ranks
+from tests.golden.ranking import SIX_HEADS, Said, say_alone, say_in_ranks
 
 DIVIDED = (
     *("llama", "qwen3", "qwen3_moe", "gpt_oss", "qwen3_5", "deepseek_v3", "deepseek_v32"),
@@ -24,16 +24,9 @@ COMPILED = ("llama", "qwen3_5", "deepseek_v3")
 NEAR = {"qwen3_5": tolerance(1e-4)}
 """How far logits may differ, relative to the largest; of all others 1e-5."""
 
-_LLAMA = FAMILIES["llama"].config
-SIX_HEADS = Family(
-    "six_heads",
-    {**_LLAMA, "num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 16}
-    | {"intermediate_size": 96},
-)
-
 
 def compare(checkpoint: Path, family: Family, ranks: int, decode: str, output: Path) -> None:
-    alone = say(checkpoint, 1, family.kv_format, decode)
+    alone = say_alone(checkpoint, family.kv_format, decode)
     together = say_in_ranks(checkpoint, ranks, family.kv_format, decode, output)
     assert together.tokens == alone.tokens
     assert differences(together, alone) < NEAR.get(family.name, tolerance(1e-5))
@@ -82,7 +75,7 @@ def test_stored_in_fewer_bits(
     """
     kv_format: KVFormat = FAMILIES[family].kv_format
     checkpoint = checkpoint_of(family)
-    alone = say(checkpoint, 1, kv_format, "eager")
+    alone = say_alone(checkpoint, kv_format, "eager")
     together = say_in_ranks(checkpoint, 2, kv_format, "eager", tmp_path / "said")
     firsts = {key for key in alone.logits if not key[1]} & together.logits.keys()
     assert len(firsts) > 10

@@ -9,12 +9,16 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 from blake3 import blake3
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.distributed import AllToShardedLinear, QuantizedAllToShardedLinear
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx.utils import tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.lora import LoRALinear
+
+_DIVIDED = AllToShardedLinear, QuantizedAllToShardedLinear
+"""Projections of which each rank has a part of the outputs."""
 
 Project: TypeAlias = Callable[[Any, mx.array], mx.array]
 """A method of a module that projects vectors."""
@@ -89,6 +93,8 @@ class OutputHead:
         head, ids = self._head, mx.array(list(token_ids))
         if head is None:
             raise ValueError("the model's projection to its logits is not known")
+        if isinstance(head, _DIVIDED):
+            raise ValueError("the model's projection to its logits is divided among ranks")
         rows = head.weight[ids]
         if isinstance(head, QuantizedLinear | QuantizedEmbedding):
             biases = head.get("biases")
@@ -122,6 +128,11 @@ def install_output_head(model: Module, vocab_size: int) -> OutputHead:
     for _, module in model.named_modules():
         if isinstance(module, Linear | QuantizedLinear) and module.weight.shape[0] == vocab_size:
             override(module, "__call__", linear)
+        elif (
+            isinstance(module, _DIVIDED)
+            and module.weight.shape[0] * module.group.size() == vocab_size
+        ):
+            override(module, "__call__", linear)  # and the model gathers what all ranks project
         elif (
             isinstance(module, Embedding | QuantizedEmbedding)
             and module.weight.shape[0] == vocab_size

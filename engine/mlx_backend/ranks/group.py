@@ -119,17 +119,17 @@ class Ranks:
     def planned(self, plan: MemoryPlan) -> MemoryPlan:
         """A plan with the storage and the context that all ranks have memory for."""
         sizes = plan.sizes
-        windows = [each.n_slots for each in sizes.windows]
-        saved = 0 if sizes.states is None else sizes.states.saved
+        n_slots = [each.n_slots for each in sizes.windows]
+        n_saved = 0 if sizes.states is None else sizes.states.saved
         what = f"the KV cache of weights of {plan.weight_bytes:,} bytes"  # in the same type
-        context, most_keys, n_blocks, saved, *windows = self.agree(
-            what, plan.context_tokens, plan.most_keys, sizes.n_blocks, saved, *windows
+        context, most_keys, n_blocks, saved, *slots = self.agree(
+            what, plan.context_tokens, plan.most_keys, sizes.n_blocks, n_saved, *n_slots
         )
         agreed = StorageSizes(
             int(n_blocks),
             tuple(
-                replace(each, n_slots=int(n_slots))
-                for each, n_slots in zip(sizes.windows, windows, strict=True)
+                replace(each, n_slots=int(least))
+                for each, least in zip(sizes.windows, slots, strict=True)
             ),
             None if sizes.states is None else replace(sizes.states, saved=int(saved)),
         )

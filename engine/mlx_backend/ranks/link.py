@@ -16,10 +16,9 @@ from engine.process.sockets import RECEIVED_BYTES, FrameBuffer, ProtocolError, f
 
 BEAT_SECONDS = 0.5
 
-SILENT_SECONDS, WAKE_SECONDS = 4.0, 1.0
-"""A rank that sends nothing for `SILENT_SECONDS`, not even that it runs, and then for
-`WAKE_SECONDS` more, is lost. Where a whole machine was suspended, a rank sends as soon as it runs
-again.
+SILENT_SECONDS = 5.0
+"""How long a rank may send nothing, not even that it runs. Only the seconds are counted in which
+this process has run: a whole machine may be suspended.
 """
 
 LOADING_SECONDS = 60.0
@@ -52,7 +51,8 @@ class Link:
         self.name = name
         self.sent_bytes = 0
         self._socket = connection
-        self._socket.settimeout(LOADING_SECONDS)
+        self._socket.settimeout(LOADING_SECONDS)  # to send
+        self._silent_seconds = LOADING_SECONDS
         self._lost = lost
         self._lock = Lock()
         self._received: SimpleQueue[bytes | RankLost] = SimpleQueue()
@@ -91,6 +91,7 @@ class Link:
 
     def serve(self) -> None:
         """The model is loaded: from now on a silent rank is noticed within seconds."""
+        self._silent_seconds = SILENT_SECONDS
         self._socket.settimeout(SILENT_SECONDS)
 
     def close(self) -> None:
@@ -104,9 +105,6 @@ class Link:
             self._take_all()
         except RankLost as why:
             lost = why
-        except TimeoutError:
-            seconds = (self._socket.gettimeout() or 0) + WAKE_SECONDS
-            lost = RankSilent(f"{self.name} has been silent for {seconds:g} s")
         except ProtocolError as error:
             lost = RankLost(f"{self.name} sends no frames: {error}")
         except OSError:
@@ -115,7 +113,9 @@ class Link:
         self._lost(lost)
 
     def _take_all(self) -> None:
-        """Queue all frames up to the end. Raises RankLost for an error that the rank has sent."""
+        """Queue all frames up to the end. Raises RankLost for an error that the rank has sent, and
+        RankSilent.
+        """
         frames = FrameBuffer()
         while data := self._receive_some():
             for body in frames.add(data):
@@ -127,15 +127,15 @@ class Link:
                     self._received.put(body)
 
     def _receive_some(self) -> bytes:
-        """The next bytes; none at the end. Raises TimeoutError if the rank is silent."""
-        try:
-            return self._socket.recv(RECEIVED_BYTES)
-        except TimeoutError:
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            if not poll.poll(1000 * WAKE_SECONDS):
-                raise
-            return self._socket.recv(RECEIVED_BYTES)
+        """The next bytes; none at the end. Raises RankSilent."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        n_silent = 0
+        while not poll.poll(1000 * BEAT_SECONDS):
+            n_silent += 1
+            if n_silent * BEAT_SECONDS >= self._silent_seconds:
+                raise RankSilent(f"{self.name} has been silent for {self._silent_seconds:g} s")
+        return self._socket.recv(RECEIVED_BYTES)
 
     def _beat(self) -> None:
         with suppress(OSError):  # the reader notices it, too

@@ -7,7 +7,7 @@ score stay on rank 0: what the others need of them is which rows draw, and how o
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from enum import IntEnum
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
 import numpy as np
@@ -35,6 +35,7 @@ from kvstore.ops import (
     ResetState,
     RollBackState,
     RoundState,
+    StorageOp,
     TablePatch,
     When,
 )
@@ -62,8 +63,9 @@ class Unsendable(Exception):
     """A plan has something that other ranks cannot compute."""
 
 
-_ROWS = (Decode, Verify, Resample)
+_ROWS: tuple[type[Any], ...] = (Decode, Verify, Resample)
 _OPS = (CopyBlock, ResetState, CopyState, RoundState, RollBackState)
+_OP_VALUES: list[Any] = [tuple[tuple(get_type_hints(op).values())] for op in _OPS]  # type: ignore[misc]
 _PREFILL = len(_ROWS)
 _NOT_SCORED = -1
 
@@ -77,6 +79,8 @@ _Plan: TypeAlias = tuple[
     list[list[Any]],
     list[list[Any]],
 ]
+
+_PrefillValues: TypeAlias = tuple[SequenceId, int, bytes, bool, int, Pooling | None]
 
 T = TypeVar("T")
 
@@ -145,7 +149,7 @@ def decode_ids(data: bytes) -> list[list[int]]:
 def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:
     try:
         return decode(data)
-    except (msgspec.DecodeError, ValueError, TypeError, IndexError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise ProtocolError(f"a frame between ranks cannot be read: {error}") from error
 
 
@@ -155,9 +159,9 @@ def _plan_of(data: bytes) -> StepPlan:
         number,
         list(map(SequenceId, leave)),
         [BatchEntry(SequenceId(id), _GREEDY, adapter) for id, adapter in enter],
-        [(SequenceId(id), TablePatch(*patch)) for id, *patch in patches],
+        [(SequenceId(id), TablePatch(group, first, ids)) for id, group, first, ids in patches],
         [_decode_row(*row) for row in rows],
-        [(When(when), _OPS[kind](*values)) for when, kind, *values in ops],
+        [(When(when), _decode_op(kind, values)) for when, kind, *values in ops],
     )
 
 
@@ -169,22 +173,27 @@ def _encode_row(row: Row) -> tuple[Any, ...]:
     return (_PREFILL, row.sequence_id, row.start, tokens, row.samples, n_scored, row.pooling)
 
 
-def _decode_row(kind: int, sequence_id: int, *values: Any) -> Row:
-    if kind == _PREFILL:
-        start, tokens, samples, n_scored, pooling = values
-        return Prefill(
-            SequenceId(sequence_id),
-            start,
-            tuple(_unpacked(tokens)),
-            samples,
-            None if n_scored == _NOT_SCORED else Score((0,) * n_scored, 0),
-            None if pooling is None else Pooling(pooling),
-        )
-    if _ROWS[kind] is Verify:
-        start, token, draft = values
-        return Verify(SequenceId(sequence_id), start, token, tuple(draft))
-    row: Row = _ROWS[kind](SequenceId(sequence_id))
-    return row
+def _decode_row(kind: int, *values: Any) -> Row:
+    if kind != _PREFILL:
+        row: Row = msgspec.convert(values, _of_kind(_ROWS, kind))
+        return row
+    id, start, packed, samples, n_scored, pooling = msgspec.convert(values, _PrefillValues)
+    tokens = tuple(_unpacked(packed))
+    if n_scored > len(tokens):
+        raise ValueError(f"{n_scored} scores of {len(tokens)} tokens")
+    score = None if n_scored == _NOT_SCORED else Score((0,) * n_scored, 0)
+    return Prefill(id, start, tokens, samples, score, pooling)
+
+
+def _decode_op(kind: int, values: list[Any]) -> StorageOp:
+    op: StorageOp = _of_kind(_OPS, kind)(*msgspec.convert(values, _OP_VALUES[kind]))
+    return op
+
+
+def _of_kind(types: Sequence[type[Any]], kind: int) -> type[Any]:
+    if kind not in range(len(types)):
+        raise ValueError(f"{kind!r} is no kind of row or operation")
+    return types[kind]
 
 
 def _unpacked(ids: bytes) -> list[int]:
