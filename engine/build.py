@@ -158,6 +158,7 @@ def assemble(
         release_unused=backend.release_unused,
         release_thread=backend.release_thread,
         images=images,
+        ranks=backend.ranks,
     )
 
 

@@ -9,6 +9,7 @@ import signal
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 from engine.api import Engine, ModelError, Progress, Report
 from engine.mlx_backend.backend import describe_machine
@@ -22,6 +23,8 @@ from engine.mlx_backend.loading.locate import (
 )
 from engine.process.child import start_child
 from engine.process.folders import cache_folder
+from engine.process.handshake import read_key
+from engine.process.joining import Address, join_for_ever
 from engine.process.pressure import open_sources
 from engine.remote.engine import RemoteEngine, tokenizer_of
 from engine.values.settings import DiskCacheConfig, EngineConfig
@@ -40,6 +43,7 @@ __all__ = [
     "fetch_repository",
     "find_checkpoint",
     "free_bytes",
+    "join_ranks",
     "launch",
     "local_checkpoint",
     "needed_memory",
@@ -60,6 +64,18 @@ async def launch(config: EngineConfig, report: Report) -> Engine:
     if config.disk is not None:
         config = replace(config, disk=replace(config.disk, daemon=_this_daemon()))
     return await RemoteEngine.start(partial(start_child, "engine.remote"), config, report)
+
+
+def join_ranks(model: str, address: tuple[str, int], key_file: Path, report: Report) -> None:
+    """Compute a part of the model of a daemon on another machine, whenever that is there, until
+    this is interrupted. The model is fetched if need be. Raises ModelError.
+    """
+    try:
+        key = read_key(key_file)
+    except ValueError as error:
+        raise ModelError(f"--key-file: {error}") from error
+    checkpoint = find_checkpoint(model, download=True)
+    join_for_ever(str(checkpoint), Address(*address), key, report)
 
 
 @cache

@@ -42,6 +42,7 @@ from engine.values.stats import (
     EngineStats,
     MemoryStats,
     Probed,
+    RankStats,
     RequestInfo,
 )
 from engine.values.tokens import PackedTokens
@@ -82,6 +83,7 @@ class EngineParts:
     release_unused: Callable[[], None]  # memory that nothing uses, to the system; on any thread
     release_thread: Callable[[], None]  # the last call on that thread
     images: ImageQueue | None = None  # None: the model takes none
+    ranks: Callable[[], RankStats] | None = None  # on any thread; None: there is one rank
 
 
 Build = Callable[[Inbox, Deliver], EngineParts]
@@ -163,7 +165,9 @@ class EngineThread:
         """Read the statistics at once, even while a step runs and after the loop has died."""
         parts, loop = self._parts, self._loop
         kv_events = None if loop.kv_events is None else loop.kv_events.stats()
-        return snapshot(loop.scheduler, loop.sizes, parts.memory(), parts.decode(), kv_events)
+        ranks = None if parts.ranks is None else parts.ranks()
+        memory, decode = parts.memory(), parts.decode()
+        return snapshot(loop.scheduler, loop.sizes, memory, decode, kv_events, ranks)
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: frozenset[CacheTier] = ALL_TIERS

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from engine.mlx_backend import assembly
+from engine.mlx_backend.attentions import layer_kinds
 from engine.mlx_backend.tuning.candidates import kernel_digest
 from engine.mlx_backend.tuning.choice import compares
 from engine.mlx_backend.tuning.kinds import LayerKind
@@ -24,7 +25,7 @@ def choice_cases(config: MeasureConfig) -> Cases:
     if not compares(engine):
         raise NotApplicable("on a CPU attentions are not compared: cascade serves")
     opened = assembly.open_configured(engine)
-    kinds = assembly.layer_kinds(engine, opened.loaded)
+    kinds = layer_kinds(engine, opened.loaded)
     trials = Trials(TrialRecord.of_user(), kernel_digest())
     budget_bytes = opened.machine.left_bytes // assembly.SPARE_SHARE
     every = {kind: None for own in kinds.values() for kind in own}

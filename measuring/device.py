@@ -32,7 +32,7 @@ from engine.core.step import (
     StepPlan,
 )
 from engine.mlx_backend import host
-from engine.mlx_backend.assembly import attentions, attentions_to_measure
+from engine.mlx_backend.attentions import attentions, attentions_to_measure
 from engine.mlx_backend.blas import load_blas
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.decode.compiled import CompiledDecode

@@ -22,7 +22,7 @@ from engine.drafts.proposer import MakeDraft, Proposer, first_rates
 from engine.grammar.answers import MatcherAnswers
 from engine.grammar.stage import GrammarStage
 from engine.grammar.state import GrammarPlan
-from engine.mlx_backend.assembly import UNSTATED_TOKENS, attentions
+from engine.mlx_backend.attentions import UNSTATED_TOKENS, attentions
 from engine.mlx_backend.decode.choice import DecodePath
 from engine.mlx_backend.draft_runner import DraftRunner
 from engine.mlx_backend.kv.layout import Layout

@@ -51,7 +51,8 @@ METRICS_HEAD = """\
 [monitoring.md](monitoring.md) has the queries and alerts. All metrics but those of HTTP, of images
 and of the memory guard also have the label `model`, the model's own name. Histograms also have
 `_sum` and `_count`. Without a disk cache there are no metrics of the disk, without `kv_events` none
-of KV events, and where the machine's memory is not watched none of the guard.
+of KV events, with one rank none of ranks, and where the machine's memory is not watched none of the
+guard.
 
 This page is written by `make reference` from `server/metrics/`.
 

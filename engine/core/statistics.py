@@ -10,6 +10,7 @@ from engine.values.stats import (
     EngineStats,
     KVEventStats,
     MemoryStats,
+    RankStats,
 )
 from kvstore.sizes import StorageBytes
 from kvstore.slots import GroupStats
@@ -22,6 +23,7 @@ def snapshot(
     memory: MemoryStats,
     decode: DecodeStats,
     kv_events: KVEventStats | None = None,
+    ranks: RankStats | None = None,
 ) -> EngineStats:
     """Read all statistics as one value. Any thread may call this at any time: while a step runs,
     and when the loop has ended.
@@ -49,6 +51,7 @@ def snapshot(
         kv_events=kv_events,
         draft_model=None if drafts is None or drafts.model is None else drafts.model.stats(),
         images=None if scheduler.images is None else scheduler.images.stats(),
+        ranks=ranks,
     )
 
 

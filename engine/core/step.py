@@ -24,7 +24,7 @@ from engine.values.images import Image, ImageInput
 from engine.values.model import ModelCard, Tokenizer
 from engine.values.output import TokenLogprob
 from engine.values.request import Pooling, SamplingParams
-from engine.values.stats import DecodeStats, MemoryStats
+from engine.values.stats import DecodeStats, MemoryStats, RankStats
 from engine.values.tokens import NO_TOKENS, PackedTokens
 from kvstore.ops import Parts, ReadBlock, StepOp, StorageOp, TablePatch, When
 from kvstore.sizes import StorageBytes, StorageSizes
@@ -397,3 +397,4 @@ class Backend:
     release_unused: Callable[[], None]  # memory that nothing uses, to the system; on any thread
     release_thread: Callable[[], None]  # frees MLX's memory of the thread; the last call on it
     draft: DraftStorage | None = None  # None: there is no draft model
+    ranks: Callable[[], RankStats] | None = None  # on any thread; None: there is one rank

@@ -15,18 +15,25 @@ from engine.api import ModelError, Report, one_line
 from engine.core.step import Backend, DraftStorage, GiveBack
 from engine.images.packages import describe_packages
 from engine.mlx_backend import host
+from engine.mlx_backend.attentions import UNSTATED_TOKENS, attention_choice, attentions
 from engine.mlx_backend.blas import Blas
-from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.decode.choice import DecodePath, compute_draws
 from engine.mlx_backend.draft_model import OpenedDraft, load_draft, open_draft, split_sizes
 from engine.mlx_backend.draft_runner import DraftRunner
 from engine.mlx_backend.encoders.loading import open_encoder, planned_card
-from engine.mlx_backend.gpu.paged import PagedAttention, as_it_is, smaller_units
 from engine.mlx_backend.kv.formats import dtype_name
 from engine.mlx_backend.kv.shape import token_bytes
 from engine.mlx_backend.kv.storage import Storage
 from engine.mlx_backend.loading.checkpoint import Checkpoint
 from engine.mlx_backend.loading.compiler import Compiler
+from engine.mlx_backend.loading.division import (
+    Part,
+    PlannedPart,
+    describe_planned_ranks,
+    describe_ranks,
+    rank_memory,
+    refuse,
+)
 from engine.mlx_backend.loading.format_check import check_formats, format_check_bytes
 from engine.mlx_backend.loading.images import image_bytes, image_input
 from engine.mlx_backend.loading.loader import (
@@ -36,23 +43,22 @@ from engine.mlx_backend.loading.loader import (
     check_model,
     open_images,
     open_model,
-    pooled_by,
     read_weights,
     slowdowns,
     template_kind,
 )
 from engine.mlx_backend.loading.locate import find_checkpoint
 from engine.mlx_backend.loading.memory import MemoryPlan, footprint
+from engine.mlx_backend.loading.pooling import pooled_by
 from engine.mlx_backend.loading.purpose import Body, find_purpose, sampling_defaults
 from engine.mlx_backend.loading.selfcheck import Agree, alone, check_bytes, measured_token_bytes
 from engine.mlx_backend.loading.workspace import attention_workspace
-from engine.mlx_backend.model.attention import Attention, RowByRowAttention, gathered_padding_keys
+from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.patches import rope_digest
 from engine.mlx_backend.runner import Launch, MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.mlx_backend.tuning.choice import AttentionChoice, choose_attention, compares
-from engine.mlx_backend.tuning.kinds import Kinds, kinds_of
+from engine.mlx_backend.tuning.choice import AttentionChoice, compares
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.values.images import ImageInput
 from engine.values.model import ModelCard, SamplingDefaults, Task
@@ -61,11 +67,7 @@ from engine.values.stats import DecodeStats, MachineReport, ModelMemory, readabl
 from kvstore.sizes import StorageSizes
 
 if TYPE_CHECKING:  # most models have one rank
-    from engine.mlx_backend.loading.division import Part
     from engine.mlx_backend.ranks.group import Ranks
-
-UNSTATED_TOKENS = 1 << 20
-"""The longest context of a model whose files state none, where memory allows as much."""
 
 SPARE_SHARE = 4
 """A quarter of the free memory may be taken while attentions are compared."""
@@ -152,7 +154,7 @@ def open_checkpoint(
     used_bytes, machine = mx.get_active_memory(), host.examine_for(config.memory_bytes)
     part: Part | None = None
     if config.ranks > 1:
-        machine = host.shared(machine, config.ranks if ranks is None else ranks.n_sharing)
+        machine = host.shared(machine, config.local_ranks if ranks is None else ranks.n_sharing)
         part = _planned_part(config) if ranks is None else ranks.group
     purpose = find_purpose(checkpoint, config.pooling, config.reranker)
     loaded = open_model(
@@ -170,34 +172,15 @@ def open_checkpoint(
         refused = "ranks compute no images"
         loaded = replace(loaded, vision=None, images_refused=refused, weight_bytes=weight_bytes)
     loaded = replace(loaded, layout=loaded.layout.in_blocks_of(config.block_size))
-    choice = _attention_choice(config, loaded, None, lambda line: None)
+    choice = attention_choice(config, loaded, None, lambda line: None)
     draft = open_draft(config, loaded, machine.left_bytes)
     return OpenedModel(checkpoint, loaded, choice, machine, used_bytes, draft, ranks)
 
 
-def _planned_part(config: EngineConfig) -> "Part":
+def _planned_part(config: EngineConfig) -> Part:
     """The part of a rank, of which memory is planned. Raises ModelError."""
-    from engine.mlx_backend.loading.division import PlannedPart, refuse  # noqa: PLC0415
-
     refuse(config)
     return PlannedPart(0, config.ranks)
-
-
-def _attention_choice(
-    config: EngineConfig, loaded: LoadedModel, spare_bytes: int | None, report: Report
-) -> AttentionChoice:
-    """See `choose_attention`. Raises ModelError."""
-    if config.ranks > 1 and compares(config):  # each machine might find another the fastest
-        config = replace(config, attention="gather")
-    kinds, found = layer_kinds(config, loaded), attentions(config.attention, loaded)
-    return choose_attention(config, kinds, found, spare_bytes, report)
-
-
-def layer_kinds(config: EngineConfig, loaded: LoadedModel) -> Kinds:
-    """The kinds of a model's layers with these settings."""
-    longest = config.max_model_len or loaded.max_context_tokens or UNSTATED_TOKENS
-    layout, block_size = loaded.layout, config.block_size
-    return kinds_of(loaded.model, layout, loaded.query_heads, block_size, longest)
 
 
 def assemble_opened(
@@ -212,7 +195,7 @@ def assemble_opened(
     """
     loaded, layout = opened.loaded, opened.loaded.layout
     spare_bytes = opened.machine.left_bytes // SPARE_SHARE
-    opened = replace(opened, choice=_attention_choice(config, loaded, spare_bytes, report))
+    opened = replace(opened, choice=attention_choice(config, loaded, spare_bytes, report))
     plan = opened.plan(config)
     _limit_allocator(opened, plan)
     read_weights(loaded, report)
@@ -273,6 +256,7 @@ def assemble_opened(
         slowdowns=tuple(slowdowns(execution, opened.choice.attentions[0], sizes, problem)),
         images=opened.image_input(execution, plan),
         images_refused=execution.images_refused,
+        ranks="" if ranks is None or not ranks.memories else describe_ranks(ranks.memories),
     )
     for line in _on_card(config, card):
         report(line)
@@ -296,6 +280,7 @@ def assemble_opened(
         release_unused=host.release_unused,
         release_thread=partial(_release, ranks),
         draft=draft_storage,
+        ranks=None if ranks is None else ranks.stats,
     )
 
 
@@ -303,6 +288,8 @@ def _on_card(config: EngineConfig, card: ModelCard) -> Iterator[str]:
     """Lines for the log about what the card says."""
     if card.images_refused:
         yield f"images: none, since {card.images_refused}"
+    if card.ranks:
+        yield f"ranks: {card.ranks}"
     if compares(config):
         yield f"attention: {card.attention_choice}"
     if card.tasks != (Task.GENERATE,):
@@ -421,9 +408,9 @@ def needed_memory(config: EngineConfig, default_bytes: int) -> ModelMemory:
         return open_encoder(config, checkpoint).memory
     plan = open_checkpoint(config, checkpoint).plan(config)
     least_bytes = math.ceil(plan.weight_bytes / FLOAT32_SHARE)  # or their type changes
-    needed = plan.needed(default_bytes // config.ranks)
+    needed = plan.needed(default_bytes // config.local_ranks)
     needed = replace(needed, total_bytes=max(needed.total_bytes, least_bytes))
-    return ModelMemory(*(config.ranks * part_bytes for part_bytes in astuple(needed)))
+    return ModelMemory(*(config.local_ranks * part_bytes for part_bytes in astuple(needed)))
 
 
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:
@@ -445,9 +432,10 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
             return replace(report, card=card, memory=encoder.memory)
         opened = open_checkpoint(config, checkpoint)
         plan = opened.plan(config)
+        card = _planned_card(config, opened, plan, blas)
         return replace(
             report,
-            card=_planned_card(config, opened, plan, blas),
+            card=replace(card, ranks=describe_planned_ranks(config, rank_memory(plan))),
             memory=plan.memory,
             attention=opened.choice.trials,
             arrays=plan.array_counts(_n_weights(opened.loaded), opened.loaded.layout),
@@ -460,44 +448,6 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
 def _n_weights(loaded: LoadedModel) -> int:
     """The number of arrays of a model's weights, read or not."""
     return len(tree_flatten(loaded.model.parameters()))
-
-
-def attentions(name: str, loaded: LoadedModel) -> tuple[Attention, ...]:
-    """The attentions that may serve under the setting `name`, the preferred one first; the last is
-    the reference. On a GPU `auto` is `gather`, because MLX's own attention is fused there. On a CPU
-    it never is `paged`, of which a CPU has only what stands in for the kernel.
-
-    Raises ModelError for `cascade` on a GPU.
-    """
-    is_cpu = mx.default_device() == mx.cpu
-    if name == "cascade" and not is_cpu:
-        raise ModelError(
-            "the setting attention is cascade, which is for CPUs: on a GPU it would multiply the "
-            "KV cache block by block, where gather uses MLX's fused attention; set it to auto"
-        )
-    key_bytes = sum(layer.read_bytes for layer in loaded.layout.full_layers)
-    kind = RowByRowAttention if not is_cpu and mx.cuda.is_available() else Attention
-    gather = kind(gathered_padding_keys(loaded.weight_bytes, key_bytes))
-    match name:
-        case "paged":
-            return PagedAttention(gather, smaller_units if is_cpu else as_it_is), gather
-        case "gather":
-            return (gather,)
-        case _:
-            return (CascadeAttention(), gather) if is_cpu else (gather,)
-
-
-def attentions_to_measure(dtype: mx.Dtype) -> list[Attention]:
-    """All attentions that this device runs with K and V of a dtype, the reference first. MLX
-    multiplies blocks in place in float32 alone on a CPU, where `paged` only stands in.
-    """
-    is_cpu = mx.default_device() == mx.cpu
-    found = [gather := Attention()]
-    if dtype == mx.float32 or not is_cpu:
-        found.append(CascadeAttention())
-    if not is_cpu:
-        found.append(PagedAttention(gather, as_it_is))
-    return found
 
 
 def _limit_allocator(opened: OpenedModel, plan: MemoryPlan) -> None:

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from engine.api import EngineStopped, Report
-from engine.process.child import ChildProcess, ending
+from engine.process.child import REPORTED_STATUS, ChildProcess, ending
 from engine.process.sockets import RECEIVED_BYTES, FrameBuffer, ProtocolError, send_all
 from engine.remote import wire
 from engine.remote.wire import CANCEL, Call, CallMessage, Kind, P, R
@@ -94,6 +94,7 @@ class Connection:
         self._unsent: SimpleQueue[tuple[int, Callable[[], CallMessage]] | None] = SimpleQueue()
         self._pending = _PendingCalls()
         self._is_alive = True  # as last reported by the process
+        self._last_line = ""  # of its reports
         self._ended: Future[str] = Future()
         self._ended.set_running_or_notify_cancel()
         self._reader = threading.Thread(target=self._read_all, name="engine-reader", daemon=True)
@@ -217,7 +218,8 @@ class Connection:
                 self._is_alive = False
                 self._end_events("its engine has stopped")
             case Kind.LINE:
-                self._report(wire.LINE.validate_json(json))
+                self._last_line = wire.LINE.validate_json(json)
+                self._report(self._last_line)
             case Kind.EVENTS:
                 self._deliver(wire.EVENTS.validate_json(json))
             case Kind.RETURNED:
@@ -268,7 +270,10 @@ class Connection:
 
     def _how_it_ended(self) -> str:
         try:
-            return f"its process has ended: {ending(self._process.wait(END_SECONDS))}"
+            status = self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return "its process has closed the connection"
+        if status == REPORTED_STATUS and self._last_line:
+            return self._last_line
+        return f"its process has ended: {ending(status)}"

@@ -17,6 +17,7 @@ from engine.api import (
     EngineStopped,
     EventSink,
     InvalidRequest,
+    ModelError,
     QueueFull,
     Report,
 )
@@ -276,6 +277,10 @@ class RemoteEngine:
             stats = await connection.call(Calls.stats)
             tokenizer = await asyncio.to_thread(open_tokenizer, card)
             return cls(connection, submissions, card, tokenizer, stats)
+        except EngineStopped as error:
+            how = await connection.ended()
+            connection.kill()
+            raise ModelError(how) from error
         except BaseException:
             connection.kill()
             raise

@@ -182,6 +182,15 @@ class ModelCard:
         ),
     ] = ""
     kv_events: KVEventSource | None = None
+    ranks: Annotated[
+        str,
+        Fact(
+            "What each of several ranks takes, and which of them limits the KV cache; empty for "
+            "one.",
+            label="ranks",
+            places=(Place.MODELS,),
+        ),
+    ] = ""
     attention: Annotated[
         str,
         Fact(

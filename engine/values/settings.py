@@ -114,7 +114,7 @@ def _endpoint(text: object) -> str:
     host, _, port = given.removeprefix("tcp://").rpartition(":")
     host = {"": "127.0.0.1", "localhost": "127.0.0.1"}.get(host, host)
     if host == "*":
-        raise ValueError("must name its address: events have prompts in clear; 0.0.0.0 is all")
+        raise ValueError("must name its address: prompts are sent in clear; 0.0.0.0 is all")
     try:
         address = ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:
@@ -308,8 +308,9 @@ class EngineConfig:
         Le(64),
         Setting(
             Section.COMPUTING,
-            "Processes of this machine that compute the model together, each a part of every "
-            "layer. Their number must divide the model's heads.",
+            "Processes that compute the model together, each a part of every layer, on this "
+            "machine or, with ranks_listen, on several. Their number must divide the model's "
+            "heads.",
         ),
     ] = 1
     attention: Annotated[
@@ -321,6 +322,22 @@ class EngineConfig:
             "slow on a CPU.",
         ),
     ] = "auto"
+    ranks_listen: Annotated[
+        str | None,
+        Setting(
+            Section.NETWORK,
+            "Address, such as 192.168.7.1:5700, at which `rootstock rank` of other machines joins: "
+            "all ranks but one. Unset: all ranks are processes of this machine.",
+        ),
+    ] = None
+    ranks_key_file: Annotated[
+        Path | None,
+        Setting(
+            Section.NETWORK,
+            "File of the key that ranks of other machines must have, too: 32 bytes or more, as "
+            "`openssl rand -hex 32` writes them. Only you may be able to read it.",
+        ),
+    ] = None
     pooling: Annotated[
         Literal["auto", "last", "mean", "first"],
         Setting(
@@ -350,3 +367,20 @@ class EngineConfig:
         if self.kv_events is None:
             return None
         return KVEventsConfig.read(self.kv_events, self.kv_events_replay)
+
+    @property
+    def local_ranks(self) -> int:
+        """How many of the ranks share this machine's memory."""
+        return self.ranks if self.ranks_listen is None else 1
+
+    @property
+    def ranks_address(self) -> tuple[str, int] | None:
+        """Where ranks of other machines join; None: all are of this machine. Raises ValueError."""
+        if self.ranks_listen is None:
+            return None
+        host, _, port = _endpoint(self.ranks_listen).removeprefix("tcp://").rpartition(":")
+        if "[" in host:
+            raise ValueError("must be of IPv4, by which MLX connects ranks")
+        if not int(port):
+            raise ValueError("must name the port, for ranks to join there")
+        return host, int(port)

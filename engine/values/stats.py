@@ -323,6 +323,15 @@ class ImageStats:
 
 
 @dataclass(frozen=True, slots=True)
+class RankStats:
+    """What rank 0 of a model of several ranks has sent to the others since the start."""
+
+    ranks: int  # of the model, rank 0 included
+    sent_seconds: float  # of the engine thread, until the kernel had taken the bytes
+    sent_bytes: int  # to all of them together
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Gauges, and counters since the start, read at one moment.
 
@@ -348,6 +357,7 @@ class EngineStats:
     kv_events: KVEventStats | None = None  # None: they are not published
     draft_model: DraftModelStats | None = None  # None: there is none
     images: ImageStats | None = None  # None: the model takes none
+    ranks: RankStats | None = None  # None: one process computes all of the model
     sequences: SequenceCounts = field(default_factory=SequenceCounts)
 
 

@@ -16,7 +16,6 @@ from server.admin.alarms import losses
 from server.admin_schema import FactLine, Remembered, fact_lines, with_facts
 from server.dialects.endpoint import Endpoints
 from server.dialects.responses.store import StoreDependency
-from server.models.model import Model
 from server.models.policy import Loading
 from server.pressure.policy import Step
 from server.service import ModelName, ServiceDependency
@@ -86,20 +85,20 @@ class Daemon(BaseModel):
 
 @router.endpoint("GET", "/health", response_model_exclude_none=True)
 async def health(service: ServiceDependency) -> Health:
-    """Red as soon as no model can be served. Degraded, and still 200, where one of several has
-    failed, where one is being loaded again, where something has been lost that only another start
-    brings back, where the disk cache cannot be written, or where no request is admitted for lack of
-    memory.
+    """Red as soon as no model can be served, also while ranks of it are missing. Degraded, and
+    still 200, where one of several has failed, where one is being loaded again, where something has
+    been lost that only another start brings back, where the disk cache cannot be written, or where
+    no request is admitted for lack of memory.
     """
     known = service.models.known.values()
     failed = [model for model in known if not model.is_healthy]
+    reasons = [f"{model.name} has failed: {model.problem}" for model in failed]
     if len(failed) == len(known):
-        raise EngineStopped("The engine has stopped.")
-    reasons = [f"{model.name} has failed: {_failure(model)}" for model in failed]
+        raise EngineStopped(f"No model can be served: {'; '.join(reasons)}.")
     reasons += [
-        f"{model.name} has failed and is being loaded again: {_failure(model)}"
+        f"{model.name} has failed and is being loaded again: {model.failure.reason}"
         for model in known
-        if isinstance(model.state, Loading) and model.failure is not None
+        if model.is_healthy and isinstance(model.state, Loading) and model.failure is not None
     ]
     for stats in (await service.models.stats()).values():
         reasons += [loss.problem for loss in losses(stats)]
@@ -110,10 +109,6 @@ async def health(service: ServiceDependency) -> Health:
     if reasons:
         return Health(status="degraded", reason="; ".join(reasons), memory=memory)
     return Health(status="ok", memory=memory)
-
-
-def _failure(model: Model) -> str:
-    return "its engine loop has stopped" if model.failure is None else model.failure.reason
 
 
 @router.endpoint("GET", "/load")

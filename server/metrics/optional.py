@@ -1,6 +1,6 @@
-"""The metric families of what not all models have: KV events, a draft model, and images."""
+"""The metric families of what not all models have: KV events, a draft model, images, ranks."""
 
-from engine.values.stats import DraftModelStats, ImageStats, KVEventStats
+from engine.values.stats import DraftModelStats, ImageStats, KVEventStats, RankStats
 from server.metrics.metrics import Counter, Gauge, Row
 
 KV_EVENTS: tuple[Row[KVEventStats], ...] = (
@@ -74,5 +74,20 @@ IMAGES: tuple[Row[ImageStats], ...] = (
         "rootstock_image_feature_bytes{state}",
         "Memory for what the vision tower has made of images: kept now, and the limit.",
         lambda i: [("kept", i.feature_bytes), ("limit", i.limit_bytes)],
+    ),
+)
+
+
+RANKS: tuple[Row[RankStats], ...] = (
+    Gauge("rootstock_ranks", "Processes that compute the model together.", lambda r: r.ranks),
+    Counter(
+        "rootstock_rank_sent_seconds",
+        "Time that steps took to send their plans to the other ranks, summed.",
+        lambda r: r.sent_seconds,
+    ),
+    Counter(
+        "rootstock_rank_sent_bytes",
+        "Bytes of plans sent to the other ranks. What layers exchange is not counted.",
+        lambda r: r.sent_bytes,
     ),
 )

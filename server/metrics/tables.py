@@ -16,7 +16,7 @@ from engine.values.stats import (
 from server.activity import FinishedSequences
 from server.admin_schema import State
 from server.metrics.metrics import Counter, Distribution, Gauge, Info, Row, Table
-from server.metrics.optional import DRAFT_MODEL, IMAGES, KV_EVENTS
+from server.metrics.optional import DRAFT_MODEL, IMAGES, KV_EVENTS, RANKS
 from server.models.model import Model
 from server.models.policy import need_of
 
@@ -463,6 +463,7 @@ TABLES: tuple[Table[Any], ...] = (
     Table(KV_EVENTS, lambda m: None if m.last_stats is None else m.last_stats.kv_events),
     Table(DRAFT_MODEL, lambda m: None if m.last_stats is None else m.last_stats.draft_model),
     Table(IMAGES, lambda m: None if m.last_stats is None else m.last_stats.images),
+    Table(RANKS, lambda m: None if m.last_stats is None else m.last_stats.ranks),
 )
 """The families under their own names. The counters of an engine that has ended are those last
 read.

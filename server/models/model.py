@@ -165,10 +165,22 @@ class Model:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the model serves, or would if it were requested."""
+        """Whether the model serves, or would if it were requested. A load of several ranks may wait
+        for some of them without end.
+        """
         if self.loaded is not None:
             return self.loaded.engine.is_alive()
+        if isinstance(self.state, Loading) and self.settings.engine.ranks > 1:
+            return False
         return self.public_state is not State.FAILED
+
+    @property
+    def problem(self) -> str:
+        """Why the model is not healthy, in words."""
+        reasons = [] if self.failure is None else [self.failure.reason]
+        if isinstance(self.state, Loading):
+            reasons.append(f"it is being loaded: {self.progress}")
+        return "; ".join(reasons) or "its engine loop has stopped"
 
     @property
     def is_ready(self) -> bool:

@@ -63,6 +63,7 @@ def _with_engine_settings(model: type[_Model]) -> type[_Model]:
         match get_args(hints[field.name]):
             case kind, *limits, Setting(section, description):
                 kind = _WITH_UNIT[kind] if field.name.endswith("_bytes") else kind
+                limits += [FROM_HOME] * (kind == Path | None)
                 default = Field(field.default, description=description)
                 added[field.name] = Annotated[kind, *limits, section], default
     return create_model(
@@ -90,7 +91,9 @@ class EngineSettings(SettingsModel):
     def _off_without_quotes(cls, value: object) -> object:
         return "off" if value is False else value  # YAML 1.1 reads `off` as false
 
-    @field_validator("kv_events", "kv_events_replay", mode="before", check_fields=False)
+    @field_validator(
+        "kv_events", "kv_events_replay", "ranks_listen", mode="before", check_fields=False
+    )
     @classmethod
     def _ports_and_mappings_are_texts(cls, value: object) -> object:
         if isinstance(value, Mapping):  # vLLM's JSON, as YAML has it
@@ -111,6 +114,23 @@ class EngineSettings(SettingsModel):
         if engine.kv_events is not None and not engine.prefix_cache:
             raise PydanticCustomError(
                 "kv_events", "kv_events: needs the prefix cache, which is turned off"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_can_join(self) -> Self:
+        engine = self.engine
+        try:
+            address = engine.ranks_address
+        except ValueError as error:
+            raise PydanticCustomError(
+                "ranks_listen", "ranks_listen: {problem}", {"problem": str(error)}
+            ) from None
+        if address is not None and engine.ranks == 1:
+            raise PydanticCustomError("ranks_listen", "ranks_listen: needs ranks of 2 or more")
+        if (address is None) != (engine.ranks_key_file is None):
+            raise PydanticCustomError(
+                "ranks_key_file", "ranks_key_file: goes with ranks_listen, and that with it"
             )
         return self
 

@@ -18,6 +18,7 @@ WIDEST = 10_000
 
 SUMMARIES = {
     "serve": "Serve models until Ctrl-C or SIGTERM.",
+    "rank": "Compute a part of the model of a daemon on another machine.",
     "chat": "Talk to a model of the running daemon, or of any server.",
     "launch": "Start a coding agent on the running daemon.",
     "ps": "Show the running daemon: models, memory, requests.",

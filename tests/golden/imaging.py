@@ -21,7 +21,7 @@ from mlx.nn.layers.activations import GELU
 from mlx.nn.layers.base import Module
 
 from engine.images.layout import ImageLayout, image_layout
-from engine.mlx_backend.assembly import attentions
+from engine.mlx_backend.attentions import attentions
 from engine.mlx_backend.kv.layout import Layout
 from engine.mlx_backend.loading.loader import load_weights, open_images, open_model
 from engine.mlx_backend.model.attention import Attention

@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 
 from engine.api import ModelError, Report
 from engine.core.step import BatchEntry, Prefill, Sampling, SequenceId, StepPlan
-from engine.mlx_backend.assembly import attentions
+from engine.mlx_backend.attentions import attentions
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.kv.arena import LayerArena
 from engine.mlx_backend.kv.layout import KVCacheSpec, Layout, discover

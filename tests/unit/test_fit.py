@@ -16,6 +16,7 @@ from pydantic import ByteSize, TypeAdapter
 from engine.api import ModelError
 from engine.kv_events.memory import REPLAY_BYTES, published_block_bytes
 from engine.mlx_backend import assembly, host
+from engine.mlx_backend.attentions import UNSTATED_TOKENS
 from engine.mlx_backend.blas import Blas
 from engine.mlx_backend.gpu.paged import PagedAttention, as_it_is
 from engine.mlx_backend.host import FusedAttention, Machine
@@ -521,7 +522,7 @@ def test_where_the_files_state_no_length_memory_and_the_user_decide(
     opened = assembly.open_checkpoint(settings, checkpoint)
     assert opened.loaded.max_context_tokens is None
     plan = opened.plan(settings)
-    assert 4096 < plan.context_tokens <= assembly.UNSTATED_TOKENS
+    assert 4096 < plan.context_tokens <= UNSTATED_TOKENS
     assert plan.arena_tokens > 4096
     assert opened.plan(replace(settings, max_model_len=32_768)).context_tokens == 32_768
 

@@ -1,9 +1,9 @@
 """The division of a model among ranks, by mlx-lm's own `shard`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -12,8 +12,10 @@ from mlx.nn.layers.base import Module
 from engine.api import ModelError, one_line
 from engine.mlx_backend.kv.layout import Layout, discover
 from engine.mlx_backend.loading.checkpoint import first_number
+from engine.mlx_backend.loading.memory import MemoryPlan
 from engine.mlx_backend.loading.weights import OriginalLayers, own_arrays
 from engine.values.settings import EngineConfig
+from engine.values.stats import readable_bytes
 
 _DIVIDED = {
     "num_attention_heads": "query heads",
@@ -29,7 +31,7 @@ def refuse(config: EngineConfig) -> None:
     refused = {
         "adapters": (config.adapters, "which no test covers with ranks"),
         "draft_model": (config.draft_model_in_use, "which ranks do not compute; unset draft_model"),
-        "disk_cache_dir": (config.disk, "since the bytes of a block differ between ranks"),
+        "disk_cache": (config.disk, "since the bytes of a block differ between ranks"),
     }
     for name, (value, why) in refused.items():
         if value:
@@ -56,6 +58,42 @@ class PlannedPart:
 
     def size(self) -> int:
         return self._size
+
+
+class RankMemory(NamedTuple):
+    """The memory of one rank."""
+
+    total_bytes: float  # that it takes
+    left_bytes: float  # that were not in use before
+    n_blocks: float  # of the KV cache that it could hold
+
+
+def rank_memory(plan: MemoryPlan) -> RankMemory:
+    """The memory of a rank with this plan."""
+    own = replace(plan, agreed=None)
+    return RankMemory(plan.memory.total_bytes, plan.machine.left_bytes, own.sizes.n_blocks)
+
+
+def describe_ranks(memories: Sequence[RankMemory]) -> str:
+    """Describe what each rank takes, in order, and which one limits the KV cache."""
+    parts = [
+        f"rank {rank} takes {readable_bytes(int(each.total_bytes))} of "
+        f"{readable_bytes(int(each.left_bytes))}"
+        for rank, each in enumerate(memories)
+    ]
+    blocks = [each.n_blocks for each in memories]
+    if min(blocks) == max(blocks):  # as those of one machine have
+        return "; ".join(parts)
+    return "; ".join([*parts, f"rank {blocks.index(min(blocks))} limits the KV cache"])
+
+
+def describe_planned_ranks(config: EngineConfig, memory: RankMemory) -> str:
+    """Describe what the ranks of this machine will take, by the plan of one; "" without others."""
+    if config.ranks == 1:
+        return ""
+    if config.local_ranks == config.ranks:
+        return describe_ranks([memory] * config.ranks)
+    return f"on this machine {describe_ranks([memory])}; the daemon lists all when they have joined"
 
 
 def divide(model: Module, config: Mapping[str, Any], part: Part) -> Layout:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -25,6 +25,7 @@ from engine.mlx_backend.loading.checkpoint import (
     max_context_tokens,
     read_header,
 )
+from engine.mlx_backend.loading.division import Part, compare_whole, divide
 from engine.mlx_backend.loading.images import Vision, open_vision, read_vision, with_images
 from engine.mlx_backend.loading.purpose import GENERATES, Purpose
 from engine.mlx_backend.loading.selfcheck import Agree, alone, find_execution
@@ -37,18 +38,15 @@ from engine.mlx_backend.loading.weights import (
 )
 from engine.mlx_backend.model.attention import Attention
 from engine.mlx_backend.model.batching import LADDER
-from engine.mlx_backend.model.cached_model import HIDDEN_STATES, Execution, Pooler
-from engine.mlx_backend.model.patches import OutputHead, RowAdapters
+from engine.mlx_backend.model.cached_model import Execution
+from engine.mlx_backend.model.patches import RowAdapters
 from engine.mlx_backend.model.plain_kernels import install_plain_kernels
 from engine.mlx_backend.vision.modules import NoVision
 from engine.text.tokenizer import with_any_config
-from engine.values.model import Embedder, Reranker, TemplateKind
+from engine.values.model import TemplateKind
 from engine.values.settings import AdapterConfig, KVFormat, StateFormat
 from engine.values.stats import readable_bytes
 from kvstore.sizes import StorageSizes
-
-if TYPE_CHECKING:  # most models have one rank
-    from engine.mlx_backend.loading.division import Part
 
 FLOAT32_SHARE = 0.8  # of memory, at most, for weights in float32
 READ_BYTES = 128 << 20  # of weights that are read at once, and then compared with mlx-lm's
@@ -100,7 +98,7 @@ def open_model(
     adapter_configs: Sequence[AdapterConfig] = (),
     kv_format: KVFormat = KVFormat.AUTO,
     state_format: StateFormat = StateFormat.AUTO,
-    part: "Part | None" = None,
+    part: Part | None = None,
 ) -> LoadedModel:
     """Build the model, its adapters and its tokenizer. `read_weights` reads the weights. The layout
     stores K and V in `kv_format`, and saves states in `state_format`, where that is possible.
@@ -117,8 +115,6 @@ def open_model(
         model, config, original, max_tokens = _prepare(checkpoint, memory_bytes, purpose)
         layout, n_parts = discover(model), 1
     else:
-        from engine.mlx_backend.loading.division import divide  # noqa: PLC0415 - see above
-
         n_parts = part.size()
         whole, divided = (_prepare(checkpoint, memory_bytes * n_parts, purpose) for _ in range(2))
         model, config, _, max_tokens = divided
@@ -250,8 +246,6 @@ def read_weights(loaded: LoadedModel, report: Report) -> None:
     """
     total = readable_bytes(loaded.weight_bytes)
     if loaded.whole is not None:
-        from engine.mlx_backend.loading.division import compare_whole  # noqa: PLC0415 - see above
-
         compare_whole(loaded.whole.model, loaded.whole.original)
     arrays, part = own_arrays(loaded.model), dict[str, Module]()
     part_bytes, done_bytes, reported_bytes = 0, 0, 0
@@ -308,7 +302,7 @@ _FAULTS = {"olmo": "its model fails for two tokens or more, with its own cache, 
 _ALIASES = {"lfm2_vl": "lfm2-vl"}
 """What mlx-lm names architectures that published checkpoints name otherwise."""
 
-_CLASSIFIER, _HEAD, _BODY = "score.weight", "lm_head.", "model."
+CLASSIFIER, _HEAD, _BODY = "score.weight", "lm_head.", "model."
 
 
 def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
@@ -360,7 +354,7 @@ def _without_head(model: type[Any]) -> type[Any]:
                 array is weights.get(name) or array is weights.get(name.removeprefix(_BODY))
                 for name, array in named.items()
             )
-            if len(named) != len(weights.keys() - {_CLASSIFIER}) or not all(same):
+            if len(named) != len(weights.keys() - {CLASSIFIER}) or not all(same):
                 raise ModelError("weights of its body were changed with their names: report it")
             return super().sanitize(named) if has_own else named
 
@@ -375,7 +369,7 @@ def weights_of_body(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     return {
         name if name.startswith(_HEAD) else prefix + name: array
         for name, array in weights.items()
-        if name != _CLASSIFIER
+        if name != CLASSIFIER
     }
 
 
@@ -442,83 +436,3 @@ def template_kind(tokenizer: TokenizerWrapper, source: str = "") -> TemplateKind
         thinking_argument=tokenizer._thinking_kwarg,
         thinks=tokenizer.has_thinking,
     )
-
-
-_QWEN3_RERANKER = """\
-<|im_start|>system
-Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
-Note that the answer can only be "yes" or "no".<|im_end|>
-<|im_start|>user
-<Instruct>: {{ messages | selectattr("role", "equalto", "system") | map(attribute="content") \
-| first | default("Given a web search query, retrieve relevant passages that answer the query") }}
-<Query>: {{ messages | selectattr("role", "equalto", "query") | map(attribute="content") | first }}
-<Document>: {{ messages | selectattr("role", "equalto", "document") | map(attribute="content") \
-| first }}<|im_end|>
-<|im_start|>assistant
-<think>
-
-</think>
-
-{{ "" }}"""
-"""The prompt of Qwen3-Reranker by its model card, with the roles of vLLM's reranker templates."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pooled:
-    """How the runner pools hidden states, and how the server describes the result."""
-
-    pooler: Pooler = HIDDEN_STATES
-    embedder: Embedder | None = None
-    reranker: Reranker | None = None
-    template: str = ""  # in place of the tokenizer's own
-
-
-def pooled_by(loaded: LoadedModel, head: OutputHead, checkpoint: Path) -> Pooled:
-    """How a loaded model embeds or reranks. Raises ModelError if its hidden states are not
-    accessible, or no score can be made of them.
-    """
-    embedder, ranking = loaded.purpose.embedder, loaded.purpose.ranking
-    if embedder is None and ranking is None:
-        return Pooled()
-    if not head.dimensions:
-        raise ModelError("its hidden states cannot be had: they are not projected as usual")
-    if embedder is not None:
-        return Pooled(embedder=replace(embedder, dimensions=head.dimensions))
-    assert ranking is not None
-    tokenizer = loaded.tokenizer
-    if ranking.tokens:
-        token_ids = tokenizer.convert_tokens_to_ids(list(ranking.tokens))
-        for token, token_id in zip(ranking.tokens, token_ids, strict=True):
-            if token_id is None or token_id == tokenizer.unk_token_id:
-                raise ModelError(
-                    f"its tokenizer has no token {token!r}, from which a score is made"
-                )
-        weight = head.rows(token_ids)
-    else:
-        weight = _classifier(checkpoint)
-    labels = weight.shape[0]
-    if labels > 2:
-        raise ModelError(f"its classifier has {labels} labels; a reranker has one, or two")
-    if labels == 2:  # a softmax over two labels is a sigmoid of their difference
-        weight = weight[1:] - weight[:1]
-    mx.eval(weight)
-    source = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
-    takes_pairs = all(
-        f'"{role}"' in source or f"'{role}'" in source for role in ("query", "document")
-    )
-    template = "" if takes_pairs or loaded.model.model_type != "qwen3" else _QWEN3_RERANKER
-    return Pooled(
-        pooler=Pooler(weight),
-        reranker=Reranker(ranking.has_sigmoid, is_templated=takes_pairs or bool(template)),
-        template=template,
-    )
-
-
-def _classifier(checkpoint: Path) -> mx.array:
-    """The classifier's weights, float32 `[labels, dimensions]`. Raises ModelError without any."""
-    for file in checkpoint.glob(WEIGHTS):
-        if _CLASSIFIER in read_header(file).tensors:
-            tensors = mx.load(str(file))
-            assert isinstance(tensors, dict), "safetensors are named"
-            return tensors[_CLASSIFIER].astype(mx.float32)
-    raise ModelError(f"the classifier is missing: no weight file has {_CLASSIFIER}")

@@ -22,13 +22,7 @@ from engine.mlx_backend.loading.workspace import AttentionWorkspace
 from engine.values.settings import EngineConfig, KVEventsConfig
 from engine.values.stats import ArrayCounts, ModelMemory, readable_bytes
 from kvstore.pool import blocks_for
-from kvstore.sizes import (
-    StateCounts,
-    StorageBytes,
-    StorageSizes,
-    WindowSize,
-    checkpoint_interval,
-)
+from kvstore.sizes import StateCounts, StorageBytes, StorageSizes, WindowSize, checkpoint_interval
 from kvstore.window import lease_slots
 
 USEFUL_STATES = 4

@@ -21,6 +21,7 @@ import msgspec
 
 from engine.api import ModelError, Report
 from engine.core.step import Masks
+from engine.mlx_backend.loading.division import RankMemory, rank_memory
 from engine.mlx_backend.loading.memory import AgreedSizes, MemoryPlan
 from engine.mlx_backend.ranks.leader import Leader
 from engine.mlx_backend.ranks.link import BEAT_SECONDS, Link, RankLost, end_process
@@ -29,6 +30,7 @@ from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.edits import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
 from engine.process.child import REPORTED_STATUS, ChildProcess
+from engine.values.stats import RankStats
 from kvstore.sizes import StorageSizes
 
 _UNUSABLE = 1 << 31
@@ -58,6 +60,7 @@ class Ranks:
         self.links: list[Link] = []
         self.children: list[ChildProcess] = []
         self.sent_seconds = 0.0
+        self.memories: list[RankMemory] = []  # of all ranks, by rank; on rank 0, when planned
         self._report = report
         self._is_closed = False
         self._limit: _Limit | None = None
@@ -88,16 +91,23 @@ class Ranks:
             link.send(frame, body)
         self.sent_seconds += time.perf_counter() - began
 
+    def gather(self, what: str, *numbers: float) -> list[tuple[float, ...]]:
+        """The numbers of all ranks, in order, on rank 0; none on the others. Every rank must call
+        this, for the same. Raises RankLost where a rank has numbers of something else.
+        """
+        if self.rank:
+            self.send(Frame.AGREE, msgspec.msgpack.encode((what, numbers)))
+            return []
+        return [numbers, *(self._numbers_from(link, what) for link in self.links)]
+
     def agree(self, what: str, *numbers: float) -> tuple[float, ...]:
         """The least that any rank gives of each number. Every rank must call this, for the same.
         Raises RankLost where a rank agrees on something else.
         """
-        own = msgspec.msgpack.encode((what, numbers))
+        given = self.gather(what, *numbers)
         if self.rank:
-            self.send(Frame.AGREE, own)
             return self._numbers_from(self.links[0], what)
-        others = [self._numbers_from(link, what) for link in self.links]
-        least = tuple(map(min, zip(numbers, *others, strict=True)))
+        least = tuple(map(min, zip(*given, strict=True)))
         self.send(Frame.AGREE, msgspec.msgpack.encode((what, least)))
         return least
 
@@ -123,7 +133,14 @@ class Ranks:
             ),
             None if sizes.states is None else replace(sizes.states, saved=int(saved)),
         )
-        return replace(plan, context_tokens=int(context), agreed=AgreedSizes(agreed, most_keys))
+        common = replace(plan, context_tokens=int(context), agreed=AgreedSizes(agreed, most_keys))
+        self.memories = [RankMemory(*each) for each in self.gather("memory", *rank_memory(common))]
+        return common
+
+    def stats(self) -> RankStats:
+        """What this rank has sent. Any thread may call this."""
+        sent_bytes = sum(link.sent_bytes for link in self.links)
+        return RankStats(self.size, self.sent_seconds, sent_bytes)
 
     def sampler(self, vocab_size: int) -> Sampler:
         """The sampler of this rank."""

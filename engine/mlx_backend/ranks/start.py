@@ -3,6 +3,8 @@
 import logging
 import platform
 import socket
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -11,19 +13,19 @@ import mlx.core as mx
 import msgspec
 from pydantic import TypeAdapter
 
-from engine.api import ModelError, Report
+from engine.api import ModelError, Report, one_line
 from engine.mlx_backend.loading.checkpoint import fingerprint
 from engine.mlx_backend.loading.division import refuse
 from engine.mlx_backend.ranks.group import Ranks
-from engine.mlx_backend.ranks.link import Link
+from engine.mlx_backend.ranks.link import Link, RankLost
 from engine.mlx_backend.ranks.plan import Frame
 from engine.process.child import start_child
+from engine.process.handshake import read_key
+from engine.process.joining import RANK_MODULE, Address, await_ranks
 from engine.values.settings import EngineConfig
 
 PROTOCOL = 1
 """Changes with the frames, with what ranks agree on, and with the order of their collectives."""
-
-RANK_MODULE = "engine.mlx_backend.rank"
 
 _CONFIG = TypeAdapter(EngineConfig)
 
@@ -44,6 +46,7 @@ class Facts(NamedTuple):
     """What all ranks must have in common."""
 
     protocol: int
+    rootstock: str
     mlx: str
     mlx_lm: str
     device: str
@@ -66,20 +69,39 @@ class JoinedRank(NamedTuple):
 
 
 def start_ranks(config: EngineConfig, checkpoint: Path, report: Report) -> Ranks:
-    """Start the other ranks of a model on this machine, and connect all. Raises ModelError."""
+    """Start the other ranks of a model on this machine, or wait until they have joined from other
+    machines, and connect all. Raises ModelError.
+    """
     refuse(config)
-    report(f"starting {config.ranks - 1} more ranks on this machine…")
-    ranks = Ranks(0, config.ranks, config.ranks, report)
+    ranks = Ranks(0, config.ranks, config.local_ranks, report)
     try:
-        for rank in range(1, config.ranks):
-            connection, process = start_child(RANK_MODULE)
-            ranks.children.append(process)
+        for rank, connection in enumerate(_connections(config, ranks, report), 1):
             ranks.links.append(Link(connection, f"rank {rank}", ranks.lose))
         set_up(ranks, config, checkpoint)
-    except BaseException:
+    except BaseException as error:
+        for link in ranks.links:
+            with suppress(RankLost):
+                link.send(Frame.FAILED, one_line(error).encode())
         ranks.close()
         raise
     return ranks
+
+
+def _connections(config: EngineConfig, ranks: Ranks, report: Report) -> Iterator[socket.socket]:
+    """The connections to all other ranks, in order. Raises ModelError."""
+    if config.ranks_key_file is not None and (address := config.ranks_address) is not None:
+        try:
+            key = read_key(config.ranks_key_file)
+        except ValueError as error:
+            raise ModelError(f"ranks_key_file: {error}") from error
+        yield from await_ranks(Address(*address), key, config.ranks, report)
+        report("all ranks have joined; loading the model…")
+        return
+    report(f"starting {config.ranks - 1} more ranks on this machine…")
+    for _ in range(1, config.ranks):
+        connection, process = start_child(RANK_MODULE)
+        ranks.children.append(process)
+        yield connection
 
 
 def set_up(ranks: Ranks, config: EngineConfig, checkpoint: Path) -> None:
@@ -120,6 +142,7 @@ def facts_of(checkpoint: Path) -> Facts:
     kind = "cpu" if mx.default_device() == mx.cpu else "gpu"
     return Facts(
         PROTOCOL,
+        rootstock=metadata.version("rootstock-serve"),
         mlx=metadata.version("mlx"),
         mlx_lm=metadata.version("mlx-lm"),
         device=f"{kind} {platform.machine()}",

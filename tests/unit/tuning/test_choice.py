@@ -11,7 +11,8 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.assembly import layer_kinds, open_configured
+from engine.mlx_backend.assembly import open_configured
+from engine.mlx_backend.attentions import layer_kinds
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.kv.layout import (
     ChunkedCacheSpec,
@@ -226,7 +227,7 @@ def test_a_cpu_and_a_setting_are_reasons(
 def comparing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """This CPU compares as a GPU does. The folder of the record."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for module in (CHOICE, "engine.mlx_backend.assembly"):
+    for module in (CHOICE, "engine.mlx_backend.assembly", "engine.mlx_backend.attentions"):
         monkeypatch.setattr(f"{module}.compares", lambda config: config.attention == "auto")
     few_candidates(monkeypatch)
     return tmp_path / "rootstock"
