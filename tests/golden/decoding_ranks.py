@@ -6,6 +6,7 @@ that is what the other ranks run, and a step may take a second.
 import sys
 from itertools import count
 from pathlib import Path
+from unittest.mock import patch
 
 from engine.core.step import BatchEntry, Decode, Prefill, Sampling, SequenceId, StepPlan
 from engine.mlx_backend.backend import load_backend
@@ -20,8 +21,9 @@ N_TOKENS = 100
 
 if __name__ == "__main__":
     checkpoint, ranks, *modules = sys.argv[1:]
-    for start.RANK_MODULE in modules:
-        leader.STEP_SECONDS = 1.0
+    for module in modules:
+        patch.object(start, "RANK_MODULE", module).start()
+        patch.object(leader, "STEP_SECONDS", 1.0).start()
     backend = load_backend(config_of(Path(checkpoint), int(ranks)), print)
     greedy = Sampling(SamplingParams(temperature=0), 0)
     for number in count(step=1):

@@ -26,6 +26,6 @@ def collect(runner: MlxRunner) -> StepResult:
     return own_collect(runner)
 
 
-MlxRunner.collect = collect  # type: ignore[method-assign]
+MlxRunner.collect = collect  # type: ignore[method-assign, assignment]
 
 main(int(sys.argv[1]))

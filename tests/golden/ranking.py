@@ -11,6 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest.mock import patch
@@ -104,11 +105,11 @@ def config_of(
 
 def say(checkpoint: Path, ranks: int, kv_format: KVFormat, decode: str) -> Said:
     """Serve the scenario by the parts that serve a daemon."""
-    with patch.object(choice, "WINS", np.inf):
+    with patch.object(choice, "WINS", np.inf), ExitStack() as stack:
         if ranks > 1 and decode != "eager":
             from engine.mlx_backend.ranks import start  # noqa: PLC0415 - not with one rank
 
-            start.RANK_MODULE = COMPILED_RANK
+            stack.enter_context(patch.object(start, "RANK_MODULE", COMPILED_RANK))
         backend = load_backend(config_of(checkpoint, ranks, kv_format, decode), lambda line: None)
     try:
         return Scenario(backend).run()
