@@ -80,13 +80,13 @@ def freeze_gc() -> None:
 
 @asynccontextmanager
 async def answering_not_ready(
-    sockets: Sequence[socket.socket], tasks: TaskGroup
+    sockets: Sequence[socket.socket], tasks: TaskGroup, reasons: Callable[[], Sequence[str]] = list
 ) -> AsyncIterator[None]:
     """Answer every request with a 503 until the context ends; the sockets keep listening. Otherwise
     clients would wait until models are loaded, and a router could not try another replica. `tasks`
-    finish the requests accepted until then.
+    finish the requests accepted until then. `reasons` are those that may last without end.
     """
-    accepting = [asyncio.create_task(_accept(listener, tasks)) for listener in sockets]
+    accepting = [asyncio.create_task(_accept(each, tasks, reasons)) for each in sockets]
     try:
         yield
     finally:
@@ -95,7 +95,9 @@ async def answering_not_ready(
         await asyncio.wait(accepting)
 
 
-async def _accept(listener: socket.socket, tasks: TaskGroup) -> None:
+async def _accept(
+    listener: socket.socket, tasks: TaskGroup, reasons: Callable[[], Sequence[str]]
+) -> None:
     """Have each connection answered, until the task is cancelled. Whoever listens next accepts what
     comes then: `loop.sock_accept` would take it for a task that is gone, and lose it.
     """
@@ -110,10 +112,10 @@ async def _accept(listener: socket.socket, tasks: TaskGroup) -> None:
             await sleep(ACCEPT_RETRY_SECONDS)
         else:
             connection.setblocking(False)
-            tasks.start_soon(_answer, connection)
+            tasks.start_soon(_answer, connection, reasons)
 
 
-async def _answer(connection: socket.socket) -> None:
+async def _answer(connection: socket.socket, reasons: Callable[[], Sequence[str]]) -> None:
     loop = asyncio.get_running_loop()
     with connection, suppress(OSError), move_on_after(CLIENT_SECONDS):
         head = b""
@@ -122,17 +124,18 @@ async def _answer(connection: socket.socket) -> None:
             if not received:
                 return
             head += received
-        await loop.sock_sendall(connection, _response(head))
+        await loop.sock_sendall(connection, _response(head, reasons()))
         connection.shutdown(socket.SHUT_WR)
         while await loop.sock_recv(connection, MAX_HEAD_BYTES):
             continue  # to close before the client has sent all would reset the connection
 
 
-def _response(head: bytes) -> bytes:
+def _response(head: bytes, reasons: Sequence[str]) -> bytes:
     """The error as the client of the request's path can read it."""
     words = head.split(maxsplit=2)
     path = words[1].decode("latin-1") if len(words) > 1 else ""
     message = "The server is starting: its models are being loaded."
+    message = " ".join([message, *(f"{reason}." for reason in reasons)])
     error = busy(503, message, "server_starting", RETRY_AFTER_SECONDS)
     body = error_shape(path).of(error, uuid4().hex).model_dump_json().encode()
     headers = {

@@ -91,9 +91,8 @@ async def health(service: ServiceDependency) -> Health:
     no request is admitted for lack of memory.
     """
     known = service.models.known.values()
-    failed = [model for model in known if not model.is_healthy]
-    reasons = [f"{model.name} has failed: {model.problem}" for model in failed]
-    if len(failed) == len(known):
+    reasons = service.models.unhealthy_reasons()
+    if len(reasons) == len(known):
         raise EngineStopped(f"No model can be served: {'; '.join(reasons)}.")
     reasons += [
         f"{model.name} has failed and is being loaded again: {model.failure.reason}"

@@ -176,11 +176,11 @@ class Model:
 
     @property
     def problem(self) -> str:
-        """Why the model is not healthy, in words."""
-        reasons = [] if self.failure is None else [self.failure.reason]
+        """Why the model is not healthy: a predicate to its name."""
+        reasons = [] if self.failure is None else [f"has failed: {self.failure.reason}"]
         if isinstance(self.state, Loading):
-            reasons.append(f"it is being loaded: {self.progress}")
-        return "; ".join(reasons) or "its engine loop has stopped"
+            reasons.append(f"is being loaded: {self.progress or 'its process starts'}")
+        return "; ".join(reasons) or "has failed: its engine loop has stopped"
 
     @property
     def is_ready(self) -> bool:

@@ -121,6 +121,11 @@ class ModelRegistry:
             if model.settings.preload:
                 await self.pool.preload(model)
 
+    def unhealthy_reasons(self) -> list[str]:
+        """A reason for each model that does not serve, and would not if it were requested."""
+        models = self.known.values()
+        return [f"{model.name} {model.problem}" for model in models if not model.is_healthy]
+
     def find(self, name: str, allowed: frozenset[str] | None = None) -> Model:
         """The model of that name; without a name, the first model.
 

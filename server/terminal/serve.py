@@ -228,8 +228,8 @@ async def serve_models(
     """
     async with create_task_group() as tasks:
         try:
-            async with answering_not_ready(sockets, tasks):
-                models = ModelRegistry(settings, start)
+            models = ModelRegistry(settings, start)
+            async with answering_not_ready(sockets, tasks, models.unhealthy_reasons):
                 await tasks.start(models.run, read_warm_prompt)
                 await models.preload()
         except (ModelError, PoolError) as error:

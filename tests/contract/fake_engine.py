@@ -37,6 +37,7 @@ from engine.values.stats import (
     MemoryStats,
     ModelMemory,
     Probed,
+    RankStats,
     RecentHits,
     RequestInfo,
     no_latencies,
@@ -296,6 +297,7 @@ class FakeEngine:
     disk: DiskCacheStats | None = DISK
     decode: DecodeStats | None = DECODE
     kv_events: KVEventStats | None = field(default_factory=lambda: KVEventStats(subscribers=1))
+    ranks: RankStats | None = field(default_factory=lambda: RankStats(2, 0.25, 1500))
     n_contradictions: int = 0
     latencies: Latencies = field(default_factory=no_latencies)
     picture: TreeSnapshot = PICTURE  # what is seen of the cache
@@ -425,6 +427,7 @@ class FakeEngine:
             steps=40,
             drafts=DRAFTS,
             kv_events=self.kv_events,
+            ranks=self.ranks,
             draft_model=DraftModelStats(drafted_tokens=8, blocks_total=64),
             images=ImageStats(encoded=6, reused=4, feature_bytes=4096, limit_bytes=1 << 20),
             latencies=self.latencies,

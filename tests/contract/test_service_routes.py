@@ -434,6 +434,9 @@ FIGURES: list[tuple[str, dict[str, str], float]] = [
     ("reused_images_total", {}, 4),
     ("image_feature_bytes", {"state": "kept"}, 4096),
     ("image_feature_bytes", {"state": "limit"}, 1 << 20),
+    ("ranks", {}, 2),
+    ("rank_sent_seconds_total", {}, 0.25),
+    ("rank_sent_bytes_total", {}, 1500),
     *(("drafts_total", {"source": name}, counts[0]) for name, counts in DRAFTS.items()),
     *(("draft_tokens_total", {"source": name}, counts[1]) for name, counts in DRAFTS.items()),
     *(
@@ -520,6 +523,11 @@ def test_a_stopping_daemon_drains_the_engine() -> None:
 def test_each_model_says_how_its_decodes_are_computed(http: httpx.Client) -> None:
     (model,) = http.get("/admin/models").json()["models"]
     assert model["decode"] == DECODE.why
+
+
+def test_a_model_of_one_process_has_no_ranks() -> None:
+    with running(FakeEngine(ranks=None), Settings(port=0)) as url:
+        assert "rootstock_rank" not in httpx.get(f"{url}/metrics").text
 
 
 def test_an_engine_that_computes_nothing_has_no_path_of_decodes() -> None:
