@@ -1,9 +1,11 @@
 """What becomes of the sequences of a step that has raised: they end, or are computed again."""
 
+from collections.abc import Mapping
+
 from engine.core.admission import Admission
 from engine.core.commit import Commit
 from engine.core.drafting import DraftPolicy
-from engine.core.images import ImageFeatures
+from engine.core.images import ImageFeatures, uncomputed_images
 from engine.core.metrics import Metrics
 from engine.core.sequence import LiveSequence, LiveSequences, Status, Step
 from engine.disk_cache.cache import DiskCache
@@ -44,14 +46,23 @@ class FailedSteps:
         for sequence in dict.fromkeys(sequences):
             self._commit.fail(sequence, message)
 
-    def recompute(self, step: Step) -> None:
+    def recompute(self, step: Step, not_encoded: Mapping[bytes, str]) -> None:
         """Send the sequences of a step back to the queue. They are computed again from tokens, and
-        images from pixels.
+        images from pixels. Those that were to compute one of the images that cannot be encoded,
+        which have the reasons by digest, end with an error.
         """
-        if self._images is not None:
-            self._images.fail(step)
-        for sequence in self._withdraw(step):
-            self._send_back(sequence)
+        waiting = [] if self._images is None else self._images.fail(step)
+        withdrawn = self._withdraw(step)
+        for sequence in dict.fromkeys(withdrawn + waiting):
+            why = [
+                not_encoded[image.digest]
+                for image in uncomputed_images(sequence)
+                if image.digest in not_encoded
+            ]
+            if why:
+                self._commit.fail(sequence, why[0])
+            elif sequence in withdrawn:
+                self._send_back(sequence)
 
     def recompute_all(self) -> None:
         """Send all running sequences back to the queue: the storage holds nothing of theirs."""

@@ -248,6 +248,13 @@ def _within(sequence: LiveSequence, start: int, n_tokens: int) -> Iterator[Image
             yield image
 
 
+def uncomputed_images(sequence: LiveSequence) -> list[Image]:
+    """The images of an admitted sequence's prompt that have tokens without KV."""
+    assert sequence.lease is not None
+    n_written = sequence.lease.written_tokens
+    return [image for image in sequence.request.images if image.stop > n_written]
+
+
 def whole_images_problem(max_tokens: int, step_tokens: int, *, has_states: bool) -> str:
     """Why a model whose images have tokens that see each other cannot take them, in words for its
     card; "" if it can. `max_tokens` are those of its largest image; `has_states`: some layers are

@@ -365,7 +365,7 @@ class EngineLoop:
             if step is None:
                 continue
             if isinstance(error, StepLost):
-                self.scheduler.failed_steps.recompute(step)
+                self.scheduler.failed_steps.recompute(step, error.not_encoded)
             else:
                 message = f"the step failed: {type(error).__name__}: {error}"
                 self.scheduler.failed_steps.fail(step, message)

@@ -301,8 +301,14 @@ class StepResult(NamedTuple):
 
 class StepLost(Exception):
     """What a step was computed with has failed, and computes nothing any more. The step may succeed
-    if it is computed again.
+    if it is computed again, without the images that the device cannot encode.
+
+    `not_encoded` has these images by digest, each with the reason. Nothing is kept of them.
     """
+
+    def __init__(self, message: str, not_encoded: Mapping[bytes, str] = MappingProxyType({})):
+        super().__init__(message)
+        self.not_encoded = not_encoded
 
 
 class StorageLost(StepLost):
@@ -326,7 +332,7 @@ class ModelRunner(Protocol):
     Each method may raise whatever the device raises. If `submit`, `launch` or `draw` raises, that
     step is dropped; if `collect` raises, all steps are. The blocks of their rows are then
     undefined, and all others are unchanged. If the runner cannot guarantee that, it raises
-    StorageLost or RunnerLost. StepLost comes a bounded number of times.
+    StorageLost or RunnerLost. StepLost that names no image comes a bounded number of times.
     """
 
     def submit(self, plan: StepPlan) -> None:

@@ -223,13 +223,16 @@ class MlxRunner:
 
     @contextmanager
     def _computing(self, step: SubmittedStep) -> Iterator[None]:
-        """Within the context the device computes for a step. Where it fails, another attention than
-        `gather` is given up, or else what is compiled of the step. Raises StepLost if the step was
-        computed with something that has been given up since.
+        """Within the context the device computes for a step. Where it fails, images are given up
+        whose features cannot be computed, or else another attention than `gather`, or else what is
+        compiled of the step. Raises StepLost if the step was computed with something that has been
+        given up since.
         """
         try:
             yield
         except Exception as error:
+            if lost := [] if self._encoder is None else self._encoder.settle():
+                raise StepLost(str(error), dict.fromkeys(lost, _not_encoded(error))) from error
             attention, path = self._model.execution.attention, self._decode_path
             # It may be the failure of another step, which the device has begun before or ahead.
             awaited = [array for each in (step, *self._in_flight) for array in each.awaited]
@@ -261,7 +264,7 @@ class MlxRunner:
             if not isinstance(error, StepLost):
                 raise RunnerLost(f"the KV cache cannot be computed: {why}") from why
             self._renew_storage(error)
-            raise StorageLost(str(error)) from error
+            raise StorageLost(str(error), error.not_encoded) from error
         raise error
 
     def _renew_storage(self, error: StepLost) -> None:
@@ -365,7 +368,7 @@ class MlxRunner:
             try:
                 arrays = self._encoder.encode(work)
             except Exception as error:  # its file may be anything
-                step.not_encoded[work.image.digest] = f"it cannot be read: {one_line(error)}"
+                step.not_encoded[work.image.digest] = _not_encoded(error)
                 self._encoder.forget([work.image.digest])
             else:
                 yield step.pending(arrays)
@@ -478,6 +481,11 @@ class MlxRunner:
         if rows:
             lasts = [accepted[row.sequence_id][-1].token_id for row in rows]
             self._batch.set_next_tokens(rows, mx.array(lasts, dtype=mx.uint32))
+
+
+def _not_encoded(error: Exception) -> str:
+    """Why a request whose image could not be encoded has failed."""
+    return f"an image of the prompt cannot be encoded: {one_line(error)}"
 
 
 def _add_resampled(step: SubmittedStep, rows: Sequence[BatchRow]) -> None:

@@ -2,19 +2,25 @@
 that reads blocks in place, and a draft model.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
 from engine.core.step import StepLost, StorageLost
 from engine.mlx_backend.gpu.paged import PagedAttention
 from engine.mlx_backend.model.attention import Attention
+from engine.mlx_backend.model.images import Features
+from engine.mlx_backend.vision.families import Grid, Tower
 from engine.values.settings import KVFormat
 from tests.golden.compiling import ROUNDED_TOLERANCES, compile_at_once
 from tests.golden.conftest import as_served
 from tests.golden.imaging import ROOM, Bench, load_with_images, prompts_of, request_of
 from tests.golden.test_chosen_attention import ALWAYS, Watched, chosen
+from tests.golden.test_failures import from_another_thread
 from tests.golden.test_lost_steps import LosesAtCollect
 from tests.offline import OfflineDaemon, Room
 
@@ -51,6 +57,71 @@ def test_steps_that_are_lost(
     serve(daemon, bench)
     assert attention.problem
     serve(daemon, bench, "warm")  # from what is cached since
+
+
+def raises(pixels: mx.array) -> mx.array:
+    raise RuntimeError("[malloc] Unable to allocate 137438953472 bytes.")
+
+
+def fails_on_the_device(array: mx.array) -> mx.array:
+    return array + from_another_thread()
+
+
+@pytest.mark.parametrize("fault", [raises, fails_on_the_device])
+@pytest.mark.parametrize("place", ["pixels", "features"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_an_image_that_cannot_be_encoded_ends_its_requests_alone(
+    bench_of: Benches,
+    family: str,
+    place: str,
+    fault: Callable[[mx.array], mx.array],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the tower's first layer or its last, before the device computes or while it does. The
+    other requests of the step, one of which waits for the image after it, go on. Once the fault
+    is gone, the image is encoded.
+    """
+    bench = bench_of(family)
+    prompts, lost = prompts_of(bench), bench.scene.image(50)
+    doomed = bench.scene.prompt(bench.text(9, 51), lost, bench.text(4, 52))
+    encoder = bench.served.encoder
+    assert encoder is not None
+    encoder.forget_all()  # what another daemon has encoded
+    pixels, kind = mx.array(np.load(lost.image.file)), type(encoder.tower)
+    compute = kind.__call__
+
+    def broken(tower: Tower, given: mx.array, grid: Grid) -> Features:
+        is_lost = given.shape == pixels.shape and bool(mx.allclose(given, pixels))
+        if not is_lost:
+            return compute(tower, given, grid)
+        if place == "pixels":
+            return compute(tower, fault(given), grid)
+        found = compute(tower, given, grid)
+        return found._replace(embeddings=fault(found.embeddings))
+
+    daemon = bench.daemon(NARROW)
+    said, errors = defaultdict[tuple[str, int], list[int]](list), dict[str, str]()
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "__call__", broken)
+        daemon.add(request_of("text", prompts["text"]))
+        daemon.step(3, said)
+        for name, prompt in {"lost": doomed, "twin": doomed, **prompts}.items():
+            if name != "text":
+                daemon.add(request_of(name, prompt))
+        while not daemon.loop.is_idle:
+            for event in daemon.turn():
+                if event.error is not None:
+                    errors[event.request_id] = event.error
+                said[event.request_id, 0] += event.token_ids
+                daemon.logprobs[event.request_id, 0] += event.logprobs
+    assert errors.keys() == {"lost", "twin"}
+    for error in errors.values():
+        assert error.startswith("an image of the prompt cannot be encoded: ")
+    for name, prompt in prompts.items():
+        bench.expect(prompt, said[name, 0], daemon.logprobs[name, 0])
+    again = daemon.serve(request_of("again", doomed))
+    bench.expect(doomed, again["again", 0], daemon.logprobs["again", 0])
+    assert daemon.loop.metrics.contradictions == 0
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "pixtral", "gemma3", "qwen3_5"])

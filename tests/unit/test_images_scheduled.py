@@ -235,7 +235,7 @@ class Losing(Harness):
         try:
             super().compute(step)
         except StepLost as error:
-            self.scheduler.failed_steps.recompute(step)
+            self.scheduler.failed_steps.recompute(step, error.not_encoded)
             if isinstance(error, StorageLost):
                 self.scheduler.failed_steps.recompute_all()
                 self.store.clear()
@@ -273,6 +273,32 @@ class TestFailures:
         request = add(engine, prompt)
         engine.finish()
         assert engine.output(request) == told(prompt, 4)
+
+    @pytest.mark.parametrize("at", range(1, 9))
+    def test_a_step_that_is_lost_with_an_image_ends_those_that_have_it_and_no_others(
+        self, at: int
+    ) -> None:
+        engine = Losing(n_blocks=256, step_tokens=16, images=ROOMY)
+        prompts = {
+            "lost": prompt_of(4, ("cat", 24), 4),
+            "text": prompt_of(9),
+            "kept": prompt_of(2, ("dog", 20), 3),
+        }
+        digest, calls = prompts["lost"][1][0].digest, count()
+
+        def fault() -> None:
+            encoded = any(work.image.digest == digest for work in engine.plans[-1].encode)
+            if encoded and next(calls) == at % 4:
+                raise StepLost("lost", {digest: "the cat cannot be encoded"})
+
+        engine.fault = fault
+        requests = {name: add(engine, each, 12, client=name) for name, each in prompts.items()}
+        engine.finish()
+        assert engine.end(requests["lost"]).error == "the cat cannot be encoded"
+        for name in ("text", "kept"):
+            assert engine.output(requests[name]) == told(prompts[name], 12)
+        again = serve(engine, prompts["lost"])
+        assert engine.output(again) == told(prompts["lost"], 4)
 
     def test_a_step_that_raises_ends_those_that_wait_for_its_images(self) -> None:
         engine = Harness(step_tokens=16, images=TAKES)

@@ -209,14 +209,15 @@ class ImageEncoder:
         """Release all features."""
         self._kept.clear()
 
-    def settle(self) -> None:
-        """After a step has failed: release what cannot be computed."""
+    def settle(self) -> list[bytes]:
+        """After a step has failed: release what cannot be computed. Returns the images' digests."""
         failed = [
             digest
             for digest, encoding in self._kept.items()
             if not are_computable(encoding.arrays())
         ]
         self.forget(failed)
+        return failed
 
     def _begin(self, pixels: mx.array, grid: Grid) -> _Encoding:
         self._recorded = []
