@@ -29,12 +29,14 @@ class _Features:
     """The features of an image, of which `n_stages` stages are planned.
 
     `readers` have the leases that have reached the image since its features were made. `n_steps`
-    counts the steps in flight that compute or read the features.
+    counts the steps in flight that compute or read the features. `is_encoded`: a step with the last
+    stage has been computed.
     """
 
     image: Image
     n_bytes: int
     n_stages: int = 0
+    is_encoded: bool = False
     n_steps: int = 0
     readers: dict[Lease, _Reader] = field(default_factory=dict)
 
@@ -118,12 +120,16 @@ class ImageFeatures:
         with the reason.
         """
         failed = list[tuple[LiveSequence, str]]()
+        encoded = set[bytes]()
         for encode in step.plan.encode:
             digest = encode.image.digest
             if (why := result.not_encoded.get(digest)) is not None:
                 failed += [(sequence, why) for sequence in self._drop(digest)]
             elif encode.first_stage + encode.n_stages == self._limits.n_stages:
-                self._n_encoded += 1
+                encoded.add(digest)
+        self._n_encoded += len(encoded)
+        for features in self._in_flight.get(step.plan.number, ()):
+            features.is_encoded |= features.image.digest in encoded
         self._release(step)
         return failed
 
@@ -214,11 +220,12 @@ class ImageFeatures:
         return True
 
     def _is_needed(self, features: _Features) -> bool:
-        leases = self._leases
+        # Whoever has planned to read what turns out not to be encoded fails with it.
         features.readers = {
             lease: reader
             for lease, reader in features.readers.items()
-            if lease in leases and lease.planned_tokens < reader.stop
+            if lease in self._leases
+            and (lease.planned_tokens < reader.stop or not features.is_encoded)
         }
         return features.n_steps > 0 or bool(features.readers)
 

@@ -290,7 +290,8 @@ class StepResult(NamedTuple):
     without a draft. A sequence whose row has sampled nothing is missing.
 
     `not_encoded` has the images of the plan that could not be encoded, by digest, each with the
-    reason in words for clients. Nothing is kept of them, and rows that need them have failed.
+    reason in words for clients. Nothing is kept of them, and the results of rows that need them,
+    in this step or a later one that was submitted before this was collected, mean nothing.
     """
 
     rows: Sequence[RowResult]

@@ -1,11 +1,11 @@
 """What the runner keeps of each sequence from one step to the next."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from engine.core.step import Decode, Prefill, Resample, Row, SequenceId, StepPlan, Verify
+from engine.core.step import Decode, Prefill, Resample, SequenceId, StepPlan, Verify
 from engine.mlx_backend.kv.states import are_computable
 from engine.mlx_backend.model.rows import TokenSpan
 from engine.mlx_backend.model.sequences import SequenceImages, SequenceTables
@@ -114,17 +114,6 @@ class Batch:
             )
         for sequence_id, patch in plan.patches:
             self._rows[sequence_id].tables.patch(patch)
-
-    def readers(self, planned: Sequence[Row], digests: Collection[bytes]) -> frozenset[SequenceId]:
-        """The sequences whose rows compute parts of images with these digests."""
-        found = set[SequenceId]()
-        for row in planned if digests else ():
-            images = self._rows[row.sequence_id].tables.images
-            if images is not None and isinstance(row, Prefill):
-                parts = images.parts(row.start, len(row.tokens))
-                if any(part.image.digest in digests for part in parts):
-                    found.add(row.sequence_id)
-        return frozenset(found)
 
     def prepare_inputs(self, plan: StepPlan) -> StepInputs:
         """The tokens that a step computes. The rows' positions move to after them."""

@@ -206,6 +206,8 @@ class MlxRunner:
         measuring = nullcontext() if self._meter is None else self._meter.step()
         with measuring, self._computing(step):
             mx.eval(step.awaited)
+        if step.finite and self._encoder is not None:
+            self._encoder.forget(step.check_images())
         accepted = step.accept_tokens()
         self._set_tokens_after_verification(step, accepted)
         parts = () if step.reads is None else step.reads.parts()
@@ -371,8 +373,10 @@ class MlxRunner:
                 step.not_encoded[work.image.digest] = _not_encoded(error)
                 self._encoder.forget([work.image.digest])
             else:
+                if (finite := self._encoder.is_finite(work.image)) is not None:
+                    step.finite[work.image.digest] = finite
+                    arrays.append(finite)
                 yield step.pending(arrays)
-        step.failed = self._batch.readers(step.rows, step.not_encoded.keys())
 
     def _decode(self, step: SubmittedStep, plan: StepPlan) -> PendingForward | None:
         """The compiled forward of a steady step; None where the eager path is to compute it."""

@@ -34,7 +34,7 @@ from engine.mlx_backend.sampling.sampler import Drawn, Scored
 from engine.values.output import TokenLogprob
 
 UNUSABLE = "the model's logits leave no token to choose: not a number, or all ruled out"
-NO_IMAGE = "an image of the prompt could not be encoded"
+NOT_FINITE = "an image of the prompt cannot be encoded: its features are not numbers"
 NO_VECTOR = "the model's hidden states are no numbers"
 
 
@@ -203,8 +203,8 @@ class SubmittedStep:
     it is computed.
 
     `given_up`: what had failed before. `is_lost`: it was in flight when the storage was lost.
-    `not_encoded`: the images that could not be encoded, by digest, each with the reason; `failed`
-    are the sequences that read them.
+    `not_encoded`: the images that could not be encoded, by digest, each with the reason. `finite`:
+    whether the features of images are numbers, of those whose last stage is in the step.
     """
 
     rows: Sequence[Row]
@@ -222,7 +222,7 @@ class SubmittedStep:
     is_compiled: bool = False
     draft: DraftPlan | None = None
     not_encoded: dict[bytes, str] = field(default_factory=dict)
-    failed: frozenset[SequenceId] = frozenset()
+    finite: dict[bytes, mx.array] = field(default_factory=dict)
 
     def pending(
         self, arrays: list[mx.array], first_layer: Sequence[mx.array] = ()
@@ -231,6 +231,12 @@ class SubmittedStep:
         self.awaited += arrays
         read, self.read = self.read, []
         return PendingForward(arrays, list(first_layer), read)
+
+    def check_images(self) -> list[bytes]:
+        """Add the images whose features are not numbers to `not_encoded`. Returns their digests."""
+        found = [digest for digest, finite in self.finite.items() if not finite.item()]
+        self.not_encoded |= dict.fromkeys(found, NOT_FINITE)
+        return found
 
     def accept_tokens(self) -> AcceptedTokens:
         """Read the step's draws, and move its rows to after the accepted tokens."""
@@ -264,9 +270,7 @@ class SubmittedStep:
                 return Failed(NO_VECTOR)
             return Prefilled(own_scores, vector)
 
-        return tuple(
-            Failed(NO_IMAGE) if row.sequence_id in self.failed else result(row) for row in self.rows
-        )
+        return tuple(result(row) for row in self.rows)
 
 
 def _scores_of(parts: Sequence[Scored]) -> tuple[TokenLogprob, ...] | None:

@@ -63,11 +63,15 @@ def raises(pixels: mx.array) -> mx.array:
     raise RuntimeError("[malloc] Unable to allocate 137438953472 bytes.")
 
 
+def overflows(array: mx.array) -> mx.array:
+    return array * mx.inf
+
+
 def fails_on_the_device(array: mx.array) -> mx.array:
     return array + from_another_thread()
 
 
-@pytest.mark.parametrize("fault", [raises, fails_on_the_device])
+@pytest.mark.parametrize("fault", [raises, fails_on_the_device, overflows])
 @pytest.mark.parametrize("place", ["pixels", "features"])
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
 def test_an_image_that_cannot_be_encoded_ends_its_requests_alone(

@@ -61,6 +61,7 @@ class Happening(StrEnum):
     IMAGE_IN_PARTS = "images whose stages came in several steps"
     IMAGE_FORGOTTEN = "images forgotten"
     IMAGE_FAILED = "images that could not be encoded"
+    IMAGE_LOST = "images with which a step was lost"
 
 
 Census = Counter[Happening]

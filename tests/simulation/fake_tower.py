@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import count
 
 from engine.core.step import StepPlan
 from engine.values.images import Image, ImageInput
@@ -20,12 +21,16 @@ class FakeTower:
         self._failed = set[bytes]()  # until they are forgotten
         self.encoded = Counter[bytes]()  # times that an image's last stage was computed
         self.n_stages: list[int] = []  # of each piece of work
+        self.n_lost = 0  # images that a lost step has named
+        self._latest: list[bytes] = []  # the images of the last step
+        self._losses = count()
 
     def run(self, plan: StepPlan) -> dict[bytes, str]:
         """Forget and encode what the plan says. Returns what could not be encoded, and why."""
         for digest in plan.forget:
             self._kept.pop(digest, None)
             self._failed.discard(digest)
+        self._latest = [image.digest for image, *_ in plan.encode]
         not_encoded = dict[bytes, str]()
         for image, first_stage, n_stages in plan.encode:
             assert self._images is not None
@@ -61,6 +66,16 @@ class FakeTower:
             _, done = self._kept.get(image.digest, (0, 0))
             assert done == self._images.n_stages, "a chunk reads features that are not there"
         return False
+
+    def lose(self) -> dict[bytes, str]:
+        """A step is lost. Returns what cannot be encoded, and why: every other time the images of
+        the last step, so that steps are also lost for other reasons.
+        """
+        lost = self._latest if next(self._losses) % 2 else []
+        for digest in lost:
+            self._kept.pop(digest, None)
+        self.n_lost += len(lost)
+        return dict.fromkeys(lost, "injected")
 
     def clear(self) -> None:
         """All features are lost."""

@@ -8,6 +8,7 @@ adapter alone.
 from array import array
 from collections.abc import Sequence
 from itertools import chain as joined
+from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -125,3 +126,14 @@ def sample(kv: int, seed: int, output_index: int, vocab_size: int, banned: froze
     while token_id in banned:
         token_id = (token_id + 1) % vocab_size
     return token_id
+
+
+class State(NamedTuple):
+    """A recurrent state: the last token's KV, and where it was rounded on the way there."""
+
+    kv: int = ROOT
+    roundings: int = ROOT  # a chain of the KV at each
+    rounded_at: int = ROOT  # the KV at the last one
+
+    def rounded(self) -> "State":
+        return State(self.kv, chain(self.roundings ^ self.kv, 0), self.kv)

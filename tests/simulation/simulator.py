@@ -196,9 +196,12 @@ class Simulation:
         self.daemon.inbox.post(lambda: None)
         metrics = self.daemon.scheduler.metrics
         late_rows, recomputed = metrics.late_rows, metrics.recomputed_sequences
+        tower = self.daemon.runner.tower
+        lost = tower.n_lost
         self.loop.turn()
         self.census[Happening.SAT_OUT] += metrics.late_rows - late_rows
         self.census[Happening.RECOMPUTED] += metrics.recomputed_sequences - recomputed
+        self.census[Happening.IMAGE_LOST] += tower.n_lost - lost
         self.daemon.inbox.check()
         self.steps += 1
         self._watch.turned()

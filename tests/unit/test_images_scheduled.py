@@ -13,7 +13,7 @@ from engine.core.images import whole_images_problem
 from engine.core.request import cache_tokens
 from engine.core.rows import batch_entry
 from engine.core.sequence import Step
-from engine.core.step import Prefill, StepLost, StorageLost
+from engine.core.step import Prefill, Prefilled, StepLost, StepResult, StorageLost
 from engine.drafts.sources import Draft
 from engine.values.images import Image, ImageInput
 from engine.values.output import FinishReason
@@ -299,6 +299,23 @@ class TestFailures:
             assert engine.output(requests[name]) == told(prompts[name], 12)
         again = serve(engine, prompts["lost"])
         assert engine.output(again) == told(prompts["lost"], 4)
+
+    def test_who_has_planned_to_read_an_image_that_is_not_encoded_ends_too(self) -> None:
+        """While the next step is planned, in which another image asks for the room of the first."""
+        engine = Harness(n_blocks=256, step_tokens=400, images=TAKES)
+        scheduler, (ids, images) = engine.scheduler, prompt_of(1, ("cat", 4), 2)
+        reader = add(engine, (ids, images))
+        encoding = scheduler.plan()
+        assert encoding is not None
+        assert [row.lease.planned_tokens for row in encoding.rows] == [len(ids)]
+        other = add(engine, prompt_of(3, ("dog", 24), 2))
+        assert scheduler.plan() is not None
+        result = StepResult([Prefilled()], not_encoded={images[0].digest: "no cat"})
+        scheduler.commit(encoding, result)
+        engine.take(scheduler.take_events())
+        assert engine.end(reader).error == "no cat"
+        assert not engine.output(reader)
+        assert not engine.output(other)
 
     def test_a_step_that_raises_ends_those_that_wait_for_its_images(self) -> None:
         engine = Harness(step_tokens=16, images=TAKES)

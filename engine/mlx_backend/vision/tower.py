@@ -148,6 +148,11 @@ class _Encoding:
         """What should have been computed."""
         return [array for stage in self._outputs[: self.n_done] for array in stage]
 
+    def is_finite(self) -> mx.array:
+        """Whether all of the features are numbers."""
+        parts = [mx.isfinite(array).all() for array in self._outputs[-1]]
+        return mx.stack(parts).all()
+
     def drop_outputs(self) -> None:
         """Release what only earlier stages needed."""
         for stage in self._outputs[: self.n_done - 1]:
@@ -185,9 +190,14 @@ class ImageEncoder:
         encoding.drop_outputs()
         return encoding.advance(work.first_stage + work.n_stages)
 
+    def is_finite(self, image: Image) -> mx.array | None:
+        """Whether all features of an image are numbers; None before its last stage."""
+        encoding = self._kept[image.digest]
+        return encoding.is_finite() if encoding.is_done else None
+
     def features(self, image: Image) -> Features:
-        """Those of an image that has been encoded. Zeros where that failed: then the rows that read
-        it have failed, too.
+        """Those of an image that has been encoded. Zeros where that failed: then nobody takes the
+        results of the rows that read it.
         """
         encoding = self._kept.get(image.digest)
         if encoding is None or not encoding.is_done:
