@@ -5,7 +5,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from anyio import current_time, sleep_until
 
@@ -28,20 +27,17 @@ EVICTED_SHARE = 0.25
 log = logging.getLogger("rootstock.memory")
 
 
-class Sources(Protocol):
-    """What says how short of memory the machine is."""
-
-    def read(self, engines_bytes: int = 0) -> tuple[Reading, ...]:
-        """See `engine.process.pressure.PressureSources`. May take a millisecond."""
-        ...
-
-
 class MemoryGuard:
     """Follows the steps of `policy`. Belongs to one event loop; `run` must run."""
 
-    def __init__(self, sources: Sources, models: ModelRegistry, short_share: float) -> None:
-        """Memory is short once `short_share` of it is in use."""
-        self._sources = sources
+    def __init__(
+        self, read: Callable[[int], Sequence[Reading]], models: ModelRegistry, short_share: float
+    ) -> None:
+        """`read` says how short of memory the machine is, and is given the memory of the processes
+        of all engines: see `PressureSources.read`. It may take a millisecond. Memory is short once
+        `short_share` of it is in use.
+        """
+        self._read = read
         self._models = models
         self._limits = limits_of(short_share)
         self.state = GuardState()
@@ -89,7 +85,7 @@ class MemoryGuard:
         """Read once, and do what the readings require."""
         stats = await self._models.stats()
         engines_bytes = sum(each.memory.model.process_bytes for each in stats.values())
-        read = await asyncio.to_thread(self._sources.read, engines_bytes)
+        read = await asyncio.to_thread(self._read, engines_bytes)
         self.readings = (*read, *_buffers(stats))
         before, self.state = self.state, advance(self.state, self.readings, self._limits)
         step, cause = self.state.step, self.state.cause

@@ -255,7 +255,7 @@ def memory_guard(models: ModelRegistry, settings: Settings) -> MemoryGuard | Non
     """The guard of the machine's memory; None where it is off, or where no source can be read."""
     if settings.memory_guard == 1 or (sources := open_sources()) is None:
         return None
-    return MemoryGuard(sources, models, settings.memory_guard)
+    return MemoryGuard(sources.read, models, settings.memory_guard)
 
 
 def page_launch() -> Launch:

@@ -331,7 +331,7 @@ def test_a_lack_of_memory_is_an_alarm(visit: Visit, monkeypatch: pytest.MonkeyPa
     engine, settings, sources = FakeEngine(), Settings(port=0), ScriptedSources()
     models = registry_of(engine, settings)
     sources.share = 0.91
-    with serving(models, settings, guard=MemoryGuard(sources, models, 0.9)) as url:
+    with serving(models, settings, guard=MemoryGuard(sources.read, models, 0.9)) as url:
         page = visit(url)
         alarms = page.get_by_role("region", name="Alarms")
         expect(alarms.get_by_role("listitem")).to_have_text(

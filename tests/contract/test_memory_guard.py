@@ -14,7 +14,6 @@ import httpx
 import openai
 import pytest
 
-from engine.values.pressure import Reading
 from server.models.registry import ModelRegistry
 from server.pressure import guard as guard_module
 from server.pressure.guard import EVICTED_SHARE, MemoryGuard
@@ -73,7 +72,7 @@ def machine(
     models: ModelRegistry, settings: Settings, engine: FakeEngine | None = None
 ) -> Iterator[Machine]:
     sources = ScriptedSources()
-    guard = MemoryGuard(sources, models, settings.memory_guard)
+    guard = MemoryGuard(sources.read, models, settings.memory_guard)
     with ExitStack() as stack:
         url = stack.enter_context(serving(models, settings, guard=guard))
         http = stack.enter_context(httpx.Client(base_url=url, timeout=CLIENT_SECONDS))
@@ -284,15 +283,10 @@ def test_buffers_of_a_device_are_watched(alone: Machine) -> None:
     alone.reach(0.0, "none")
 
 
-def test_a_source_that_fails_ends_nothing(
-    alone: Machine, monkeypatch: pytest.MonkeyPatch, lines: "Queue[LogRecord]"
-) -> None:
-    def fail(engines_bytes: int = 0) -> tuple[Reading, ...]:
-        raise OSError("no such file")
-
-    with monkeypatch.context() as patches:
-        patches.setattr(alone.sources, "read", fail)
-        said = lines.get(timeout=CLIENT_SECONDS).getMessage()
+def test_a_source_that_fails_ends_nothing(alone: Machine, lines: "Queue[LogRecord]") -> None:
+    alone.sources.is_readable = False
+    said = lines.get(timeout=CLIENT_SECONDS).getMessage()
+    alone.sources.is_readable = True
     assert "cannot be watched" in said
     alone.reach(GONE, "requests")
     alone.reach(0.0, "none")

@@ -536,7 +536,7 @@ def test_dashboards_alerts_and_documents_name_metrics_that_exist(
     """A panel over a misspelt name is just empty; nobody notices."""
     settings, sources = Settings(port=0, batches=tmp_path), ScriptedSources()
     models = registry_of(FakeEngine(), settings)
-    guard = MemoryGuard(sources, models, settings.memory_guard)
+    guard = MemoryGuard(sources.read, models, settings.memory_guard)
     with serving(models, settings, guard=guard) as url, httpx.Client(base_url=url) as http:
         until(lambda: guard.readings)
         http.get("/health")  # answers are counted once they are over
