@@ -48,10 +48,11 @@ METRICS_HEAD = """\
 # Metrics
 
 `GET /metrics` serves these in Prometheus' text format, without an API key.
-[monitoring.md](monitoring.md) has the queries and alerts. All metrics but those of HTTP, of images
-and of the memory guard also have the label `model`, the model's own name. Histograms also have
-`_sum` and `_count`. Without a disk cache there are no metrics of the disk, without `kv_events` none
-of KV events, and where the machine's memory is not watched none of the guard.
+[monitoring.md](monitoring.md) has the queries and alerts. All metrics but those of HTTP, of images,
+of batches and of the memory guard also have the label `model`, the model's own name. Histograms
+also have `_sum` and `_count`. Without a disk cache there are no metrics of the disk, without
+`kv_events` none of KV events, without `batches` none of batches, and where the machine's memory is
+not watched none of the guard.
 
 This page is written by `make reference` from `server/metrics/`.
 

@@ -169,10 +169,41 @@ class BatchList(BaseModel):
     has_more: bool
 
 
+UPLOAD_FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {
+            "type": "string",
+            "contentMediaType": NDJSON,
+            "description": "The requests, one a line. The part has a filename.",
+        },
+        "purpose": {"type": "string", "const": "batch"},
+        "expires_after[anchor]": {"type": "string", "const": "created_at"},
+        "expires_after[seconds]": {
+            "type": "integer",
+            "minimum": LEAST_SECONDS,
+            "maximum": MOST_SECONDS,
+            "default": MOST_SECONDS,
+        },
+    },
+}
+"""The schema of the form with which a file is sent."""
+
 router = Endpoints()
 
 
-@router.endpoint("POST", "/v1/files", errors=(*BODY_ERRORS, 507))
+@router.endpoint(
+    "POST",
+    "/v1/files",
+    errors=(*BODY_ERRORS, 507),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"multipart/form-data": {"schema": UPLOAD_FORM}},
+        }
+    },
+)
 async def upload_file(context: Context, batches: BatchesDependency) -> FileObject:
     """Keeps a file of requests. The body is a form (multipart/form-data) with `purpose` and `file`,
     and perhaps `expires_after[anchor]` and `expires_after[seconds]`.

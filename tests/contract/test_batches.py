@@ -25,6 +25,7 @@ from server.app import create_app
 from server.batches import runner as runner_module
 from server.batches.lines import MAX_ERRORS, prefix_key
 from server.batches.store import Part
+from server.dialects.openai_batches import MOST_SECONDS
 from server.settings import Settings
 from tests.contract.access.helpers import client_of, key_file, secret_of
 from tests.contract.daemon import registry_of
@@ -483,6 +484,30 @@ def test_hostile_forms_are_refused_and_leave_nothing(daemon: Daemon, case: str) 
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
     assert {file.id for file in daemon.openai.files.list()} == before
+
+
+def test_the_form_of_an_upload_is_described(daemon: Daemon) -> None:
+    """Whoever sends what is required has a file, and nothing of it can be left out."""
+    document = daemon.http.get("/openapi.json").json()
+    body = document["paths"]["/v1/files"]["post"]["requestBody"]
+    assert body["required"] is True
+    schema = body["content"]["multipart/form-data"]["schema"]
+    required, known = schema["required"], schema["properties"]
+    assert set(required) <= known.keys()
+    sent = {
+        "file": ("a.jsonl", jsonl(chat_line("a"))),
+        "purpose": (None, known["purpose"]["const"]),
+        "expires_after[anchor]": (None, known["expires_after[anchor]"]["const"]),
+        "expires_after[seconds]": (None, str(known["expires_after[seconds]"]["minimum"])),
+    }
+    assert sent.keys() == known.keys()
+    for fields in (sent, {name: sent[name] for name in required}):
+        file = daemon.http.post("/v1/files", files=fields).json()
+        lifetime = int(fields.get("expires_after[seconds]", (None, str(MOST_SECONDS)))[1])
+        assert file["expires_at"] - file["created_at"] == lifetime
+    for left_out in required:
+        fields = {name: sent[name] for name in required if name != left_out}
+        assert daemon.http.post("/v1/files", files=fields).status_code == 400
 
 
 def test_a_form_that_comes_in_pieces_of_any_size_is_read(daemon: Daemon) -> None:
