@@ -139,11 +139,12 @@ def routes_that_load(http: httpx.Client) -> Iterator[tuple[str, Mapping[str, obj
     for path, methods in document["paths"].items():
         for method in methods.keys() & {"post"}:
             content = methods[method].get("requestBody", {}).get("content", {})
-            for media in content.values():
-                name = media["schema"]["$ref"].rpartition("/")[2]
-                has_model = "model" in document["components"]["schemas"][name]["properties"]
-                if has_model and path not in LOADS_NOTHING:
-                    yield path, media["example"] | {"model": "two"}
+            if (media := content.get("application/json")) is None:
+                continue
+            name = media["schema"]["$ref"].rpartition("/")[2]
+            has_model = "model" in document["components"]["schemas"][name]["properties"]
+            if has_model and path not in LOADS_NOTHING:
+                yield path, media["example"] | {"model": "two"}
 
 
 def waits(daemon: LoadingDaemon, path: str, n_requests: int) -> None:

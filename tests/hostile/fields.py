@@ -51,13 +51,15 @@ class Field:
 
 
 def fields(document: Schema) -> Iterator[Field]:
-    """All fields, those within the items of lists and within objects included."""
+    """All fields of JSON bodies, those within the items of lists and within objects included."""
     walk = _Walk(document)
     for route, methods in document["paths"].items():
         for method, operation in methods.items():
-            if not isinstance(operation, Mapping) or "requestBody" not in operation:
+            if not isinstance(operation, Mapping):
                 continue
-            media = operation["requestBody"]["content"]["application/json"]
+            media = operation.get("requestBody", {}).get("content", {}).get("application/json")
+            if media is None:  # no body, or a form
+                continue
             path = re.sub(r"\{[^}]*\}", "x", route)
             example = with_few_tokens(media["example"])
             yield from walk.object(Field(method.upper(), path), media["schema"], example)
